@@ -274,9 +274,16 @@ def _row(label: str, model: Model, data: Data, samples: int) -> tuple[Row, Tenso
 
 
 def _gain(bounds: Tensor | None, control: Tensor | None) -> Row:
-    """The mean gain of a model's bounds (N,) over the bounds of the control, VAE+, with standard error.
+    """Return the mean gain in the IWAE bound of a model over VAE+, and its standard error.
 
-    Both numbers are None if the training of the model or of VAE+ failed.
+    VAE+ is the control: the VAE, trained further with the same schedule as the methods.
+
+    Args:
+        bounds: the model's IWAE bound of each of N test examples, (N,); None if its training failed.
+        control: the bounds of VAE+ for the same examples, (N,); None if its training failed.
+
+    Returns:
+        {"gain": mean, "gain_se": standard error}. Both are None if `bounds` or `control` is None.
     """
     if bounds is None or control is None:
         return {"gain": None, "gain_se": None}

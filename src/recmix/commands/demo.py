@@ -101,7 +101,7 @@ def demo(folder: Path, *, overwrite: bool = False, quick: bool = False) -> Demo:
 def _sentences(plus: Model, rme: Model, x: Any) -> list[str]:
     """Explain the table of scores in sentences: the gains of refinement and of the mixture over VAE+.
 
-    `plus` is the model VAE+, `rme` the recursive mixture.
+    `plus` is VAE+, the VAE that was trained further, and `rme` is the recursive mixture.
     """
     (elbo, iwae), refined = plus.bounds(x, SAMPLES), plus.refined(STEPS).elbo(x, SAMPLES)
     mixture = rme.log_likelihood(x, SAMPLES)

@@ -180,7 +180,14 @@ def _check(
 
 
 def _reset(run: str, budget: str | None, milliseconds: float | None, *, as_json: bool) -> None:
-    """Delete the chosen refinement of a run."""
+    """Delete the chosen refinement of a run, and print a message.
+
+    Args:
+        run: folder of the run.
+        budget: the user's option --budget. It must be None, because nothing is measured.
+        milliseconds: the user's option --milliseconds. It must be None for the same reason.
+        as_json: whether the message is JSON.
+    """
     if budget is not None or milliseconds is not None:
         raise ConfigError("--reset measures nothing: leave --budget and --milliseconds out")
     folder = Run(run)

@@ -117,7 +117,14 @@ class ImageFolder:
         return channels, height, width
 
     def pixels(self, name: str, channels: int, size: tuple[int, int], crop: Crop) -> Array:
-        """Decode an image to uint8 (C, H, W). The arguments are those of `from_pillow`."""
+        """Decode an image to uint8 (C, H, W).
+
+        Args:
+            name: path of the image file relative to the folder.
+            channels: C, 1 for grey or 3 for colour.
+            size: (H, W), to which the image is resized after the crop.
+            crop: the part of the image that is used, see `FileImages`.
+        """
         from PIL import Image, ImageOps
 
         with self._as_data_error(name):

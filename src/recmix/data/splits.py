@@ -170,7 +170,7 @@ class Data:
         - "real": other numbers.
         - "tokens": class numbers of the tokens of texts.
         - "graph": nodes and edges of molecules.
-        - "fields": the examples have several other fields.
+        - "fields": several named fields, other than those of a graph.
         """
         if self.vocabulary is not None:
             return "tokens" if self.vocabulary.fields is None else "graph"

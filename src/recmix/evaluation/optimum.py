@@ -100,14 +100,16 @@ def maximise_elbo(
 
     Adam starts at N(μ_0, L_0 L_0ᵀ), the Gaussian of `begin` with the highest ELBO. It optimises a vector
     a and a matrix T, with μ = μ_0 + C a and L = L_0 T. C is the covariance factor of the first Gaussian
-    of `begin`. T is lower triangular with a positive diagonal, or diagonal for the diagonal family.
-    ELBOs are compared with fixed noise that is not used for optimisation. With this noise the result is
-    never worse than any Gaussian of `begin`.
+    of `begin`, so that a is in units of the standard deviations of this Gaussian. T is lower triangular
+    with a positive diagonal, or diagonal for the diagonal family. ELBOs are compared with fixed noise
+    that is not used for optimisation. With this noise the result is never worse than any Gaussian of
+    `begin`.
 
     Args:
         x: examples (B, *shape).
-        begin: Gaussians to start from. For the diagonal family each is replaced by the diagonal
-            Gaussian with its mean and its conditional variances.
+        begin: Gaussians to start from. The first should be a Laplace approximation of p(z | x). For the
+            diagonal family each is replaced by the diagonal Gaussian with its mean and its conditional
+            variances.
         diagonal: whether the covariance L Lᵀ must be diagonal.
         at_once: largest number of latent vectors that are decoded at a time.
     """

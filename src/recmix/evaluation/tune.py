@@ -338,7 +338,8 @@ def _name(trial: Trial) -> str:
 def _clearly_above(one: Tensor | None, two: Tensor | None) -> bool:
     """Whether the bounds `one` (B,) are clearly above the bounds `two` (B,) of the same examples.
 
-    The mean gain over examples must be more than `SETTLED` times its standard error.
+    The mean gain over examples must be more than `SETTLED` times its standard error. The bounds of both
+    trials must have been computed: None raises an AssertionError.
     """
     assert one is not None
     assert two is not None

@@ -54,12 +54,15 @@ class Mailbox:
         self.files: dict[str, Files] = {}
 
     def post(self, digest: str, files: Files) -> bool:
-        """Receive files {name: content} of a run, and return whether the run must stop."""
+        """Receive files {name: content} of a run, and return whether the run must stop.
+
+        `digest` is the name of the run.
+        """
         self.files.setdefault(digest, {}).update(files)
         return self.stopped
 
     def collect(self) -> dict[str, Files]:
-        """Return the files received since the last call, as {digest of the run: {name: content}}."""
+        """Return the files received since the last call, as {name of the run: {file name: content}}."""
         found, self.files = self.files, {}
         return found
 

@@ -97,7 +97,7 @@ class Clock:
         return TimeLeft(shared, known, unknown, measured, at_most, timed)
 
     def _by_kind(self, seconds: Mapping[str, float]) -> dict[Kind, float]:
-        """Return the mean seconds of each group of similar runs, from {digest of a run: seconds}.
+        """Return the mean seconds of each group of similar runs, from {name of a run: seconds}.
 
         Runs without a time, or with 0 seconds, do not count.
         """

@@ -66,8 +66,9 @@ def run_here(
 ) -> None:
     """Do the runs of a queue in worker processes of this machine, one for each slot.
 
-    The function returns when no run is left that can be started, or when `stop` is true and the runs in
-    progress are saved. `device` is used by workers whose slot has no GPU.
+    A slot says how many CPU threads and which GPU, if any, one worker uses. `device` is used by workers
+    whose slot has no GPU. The function returns when no run is left that can be started, or when `stop`
+    is true and the runs in progress are saved.
     """
     running: list[_Worker] = []
     free = list(slots)
@@ -144,7 +145,16 @@ class _Worker:
 def _start(
     store: Store, entries: list[QueuedJob], slot: Slot, device: str, data_root: Path | None
 ) -> _Worker:
-    """Start a worker process that does these runs."""
+    """Start a worker process that does these runs.
+
+    Args:
+        store: the folder with the run folders.
+        entries: the runs.
+        slot: the CPU threads of the worker and, if it has one, its GPU.
+        device: the device on which a worker without a GPU in its slot trains, such as ``cpu``. A worker
+            with a GPU always trains on this GPU.
+        data_root: folder of the named data sets; None for the default folder.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": str(slot.threads)}
     if slot.gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"], device = slot.gpu, "cuda"

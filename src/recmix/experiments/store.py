@@ -85,7 +85,8 @@ class Claim:
 class Store:
     """The folder that holds the run folders of one or more grids.
 
-    Most methods take the digest of a run: a hash of its definition, and the name of its folder.
+    The argument `digest` of the methods is the name of a run and of its folder. It is a hash of the
+    run's definition: everything that determines its result.
 
     >>> import tempfile
     >>> Store(Path(tempfile.mkdtemp())).folder("../elsewhere")
@@ -198,7 +199,10 @@ class Store:
         return [event for event in found if isinstance(event, dict)]
 
     def last_epoch(self, digest: str) -> tuple[int, float]:
-        """Return how many epochs a run has finished, and how many seconds its last epoch took."""
+        """Return how many epochs a run has finished, and how many seconds its last epoch took.
+
+        `digest` is the name of the run, see `Store`. Both numbers are 0 before the first epoch ends.
+        """
         for event in reversed(self.events(digest)):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 return int(event["epoch"]), float(event["seconds"])

@@ -103,8 +103,8 @@ def _time(
     """Time a few training updates and bounds of one kind of run.
 
     `alike` are the runs of this kind, and `replicas` is how many of them are trained at once. `jobs` is
-    {digest: run} for all runs of the grid. Return None if the number of mixture components is chosen in
-    training.
+    {name of a run: run} for all runs of the grid. Return None if the number of mixture components is
+    chosen in training.
     """
     import torch
 

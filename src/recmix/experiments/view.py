@@ -268,9 +268,11 @@ def _counted(queue: JobQueue) -> str:
 
 
 def _data(names: Iterable[str], root: Path | None) -> Iterator[str]:
-    """Yield a line of text for each name of a data set in `names`: it says whether the files exist.
+    """Yield a line of text for each named data set in `names`, which says whether its files exist.
 
-    Paths of a user's own data are left out.
+    Args:
+        names: names of data sets, and paths of a user's own data. No line is yielded for a path.
+        root: folder of the named data sets; None for the default folder.
     """
     from recmix.data import inventory
 

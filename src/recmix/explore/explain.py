@@ -175,7 +175,7 @@ def _plane(mean: Tensor, found: Moments) -> Plane:
 
     Args:
         mean: the mean of q, (D,).
-        found: the components of q.
+        found: the weights, means and covariances of the components of q.
     """
     latent = len(mean)
     if latent <= 2:

@@ -48,7 +48,7 @@ def qr(matrix: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 def lgamma(x: Tensor) -> Tensor:
     """Compute log Γ(x) for x > 0, elementwise.
 
-    The result is log Γ(x + 8), from Stirling's series, minus log x + log(x + 1) + ... + log(x + 7).
+    The result is log Γ(x + 8), from Stirling's series, minus (log x + log(x + 1) + ... + log(x + 7)).
 
     >>> lgamma(torch.tensor([1.0, 4.0, 0.5]))
     tensor([0.0000, 1.7918, 0.5724])

@@ -86,7 +86,10 @@ class WeightNet(nn.Module):
         self.layers = _small_network(shape, order, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logarithms of the mixing weights α(x), (B, order), for examples x (B, *shape)."""
+        """The logarithms of the mixing weights α(x), (B, order), for examples x (B, *shape).
+
+        `order` is the number of mixture components.
+        """
         scores: Tensor = self.layers(x)
         return scores.log_softmax(-1)
 

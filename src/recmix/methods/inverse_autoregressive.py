@@ -103,10 +103,13 @@ class GatedStep(Transform):
 class AutoregressiveNN(nn.Module):
     """A masked network (MADE) with two hidden layers for one step of an autoregressive flow.
 
-    From z and features of x it computes the shift m and the gate input s of a `GatedStep`. m_d and s_d
-    depend on x and on the dimensions of z that come before d. The features of x enter the first hidden
-    layer without a mask: every hidden unit depends on all features. Their contribution is the same for
-    all samples z and is computed once per batch. The last layer is zero before training, so m = s = 0.
+    From z and features of x it computes the shift m and the gate input s, in two stages. A call with the
+    features returns a `GatedStep`, which holds their contribution to the first hidden layer. It is the
+    same for all samples z. `GatedStep.forward` then takes z, computes m and s, and returns the new z and
+    log |det| of the Jacobian.
+
+    m_d and s_d depend on all features of x, and on the dimensions of z that come before d. The last
+    layer is zero before training, so m = s = 0.
 
     Args:
         latent: D, the latent dimension.

@@ -174,10 +174,11 @@ class RecursiveMixture(Method):
     def start_from(self, other: Method) -> None:
         """Copy weights from the trained method `other`, and add noise if the option `jitter` is not 0.
 
-        The model p(x, z) of `other` is copied, and its first encoder is copied to every component that
-        does not correct another one. If `other` is a recursive mixture with components of the same
-        shapes, its components and gates (the networks of the mixture weights) are copied too. No noise
-        is added to the first component and to components that are copied from a recursive mixture.
+        The model p(x, z) of `other` is copied. The first encoder of `other` is copied to every component
+        with an encoder. (A component that corrects the component before it has no encoder.) If `other`
+        is a recursive mixture with components of the same shapes, its components and gates (the networks
+        of the mixture weights) are copied too. Noise is then added to the weights of all components,
+        except the first one and those that were copied from a recursive mixture.
         """
         check_is_method(other)
         copy_weights(self.model, other.model)

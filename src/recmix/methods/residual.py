@@ -361,8 +361,10 @@ class ResidualVAE(Method):
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """The training loss, a scalar, averaged over the batch.
 
-        The value is minus the ELBO after the last correction. The gradient is the gradient of minus the
-        sum of the ELBOs after all corrections. The ELBO after correction t trains only corrector t.
+        The value is minus the ELBO after the last correction. Its gradient trains the decoder and the
+        last corrector. Gradients of the earlier ELBOs are added for the other networks: the ELBO before
+        the first correction trains the encoder, and the ELBO after each correction trains the corrector
+        of this correction. A corrector that all corrections share gets the sum of their gradients.
         """
         *early, last = self._part.iterates(x, self.model, detach=True)
         loss = -elbo(self.model, x, Gaussian.from_parameters(last), generator=generator).mean()

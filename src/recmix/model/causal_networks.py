@@ -125,7 +125,10 @@ class CausalNetwork(nn.Module, ABC):
         return self.tokens(tokens) * self.units**0.5
 
     def _some_hidden(self, tokens: Tensor) -> Tensor:
-        """Replace random tokens by the special token "hidden" in training mode; see `token_dropout`."""
+        """Return the tokens; in training mode, random ones are replaced by the special token "hidden".
+
+        Each token is replaced with the probability `token_dropout`.
+        """
         if not (self.training and self.token_dropout):
             return tokens
         drawn = torch.rand(tokens.shape, device=tokens.device)
@@ -135,7 +138,9 @@ class CausalNetwork(nn.Module, ABC):
 class CausalTransformer(CausalNetwork):
     """A transformer that predicts each token from the tokens before it and a context vector.
 
-    The arguments are those of `CausalNetwork`.
+    The arguments are those of `CausalNetwork`. A call returns hidden states of size U, which the method
+    `logits` converts to logits of the K tokens. In the example, T = 5, K = 10 and U = 8. There are 3
+    sequences, and 4 context vectors for each of them.
 
     >>> network = CausalTransformer(5, 10, units=8)
     >>> network(torch.zeros(3, 5, dtype=torch.int64), torch.zeros(4, 3, 8)).shape
@@ -179,7 +184,9 @@ class CausalTransformer(CausalNetwork):
 class CausalGRU(CausalNetwork):
     """Recurrent layers that predict each token from the tokens before it and a context vector.
 
-    The layers have residual connections. The arguments are those of `CausalNetwork`.
+    The layers have residual connections. The arguments are those of `CausalNetwork`. A call returns
+    hidden states of size U, which the method `logits` converts to logits of the K tokens. In the
+    example, T = 5, K = 10 and U = 8. There are 3 sequences, and 4 context vectors for each of them.
 
     >>> network = CausalGRU(5, 10, units=8)
     >>> network(torch.zeros(3, 5, dtype=torch.int64), torch.zeros(4, 3, 8)).shape

@@ -133,8 +133,9 @@ class FullGaussian(FactoredGaussian):
     def parts_of(self, other: Any) -> list[Tensor]:
         """The mean (B, D) and a triangular factor (B, D, D) of the Gaussian `other`.
 
-        It is a factor of the precision of `other` if this object stores a factor of its precision.
-        Otherwise it is a factor of the covariance of `other`.
+        This object only says which factor, see `AnyGaussian.parts_of`. If it stores a factor of its own
+        precision, the result has a factor of the precision of `other`. Otherwise the result has a factor
+        of the covariance of `other`.
         """
         if isinstance(other, Gaussian):
             scale = other.stddev.reciprocal() if self._inverted else other.stddev

@@ -81,7 +81,11 @@ class Gaussian(AnyGaussian):
         return 0.5 * (self.mean.square() + self.variance - 1 - self.log_variance)
 
     def scaled(self, factor: float | Tensor) -> Gaussian:
-        """A wider or narrower Gaussian with the same mean, see `Posterior.scaled`."""
+        """A wider or narrower Gaussian with the same mean, see `Posterior.scaled`.
+
+        If `factor` is at most 1, it multiplies the standard deviations. If it is above 1, the variances
+        move towards 1, the variance of the prior N(0, I), and never cross it.
+        """
         share, rest = precision_shares(factor, 1)
         return Gaussian(self._mean, -((-self.log_variance).exp() * share + rest).log())
 
@@ -94,7 +98,10 @@ class Gaussian(AnyGaussian):
         return Gaussian.from_clamped(*torch.stack([self._mean, self.log_variance]).unbind())
 
     def parts_of(self, other: Gaussian) -> list[Tensor]:
-        """The mean and the log-variance of the Gaussian `other`, (B, D) each."""
+        """The mean and the log-variance of the diagonal Gaussian `other`, (B, D) each.
+
+        This object's own values are not used, see `AnyGaussian.parts_of`.
+        """
         return [other.mean, other.log_variance]
 
     def from_parts(self, *parts: Tensor) -> Self:

@@ -77,10 +77,13 @@ class LowRankGaussian(FactoredGaussian):
     def scaled(self, factor: float | Tensor) -> LowRankGaussian:
         """A wider or narrower Gaussian with the same mean.
 
-        For f = `factor` above 1 the new precision is I + (Σ⁻¹ - I)/f², where Σ is the covariance.
-        Otherwise the new covariance is f² Σ. If f is a tensor or a number above 1, the new matrices
-        `left` and `right` have up to 2 r columns. Then the gradient is not finite if the 2 r columns of
-        the old `left` and `right` are linearly dependent.
+        Let f be `factor` and Σ the covariance. If f is at most 1, the new covariance is f² Σ. If f is
+        above 1, the new precision is I + (Σ⁻¹ - I)/f².
+
+        Let r be the number of columns of this object's `left` and `right`. If f is a number of at most
+        1, the new `left` and `right` also have r columns. For all other f, also for every tensor, they
+        have min(2 r, D) columns. The gradient is then not finite if the matrix [left, right] of this
+        object, (B, D, 2 r), does not have full rank.
 
         Args:
             factor: f, one number, or one for each example (B,).
@@ -116,8 +119,9 @@ class LowRankGaussian(FactoredGaussian):
     def parts_of(self, other: Any) -> list[Tensor]:
         """The mean and log_scale, (B, D), and left and right, (B, D, r), of the Gaussian `other`.
 
-        If `other` has fewer than r columns, its matrices are padded with columns of zeros. These do not
-        change the density.
+        This object only gives r, the number of columns of its matrices, see `AnyGaussian.parts_of`. If
+        `other` is diagonal or has fewer columns, columns of zeros are added. These do not change the
+        density.
         """
         if isinstance(other, Gaussian):
             zero = torch.zeros_like(self.left)
@@ -150,7 +154,7 @@ def _core(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _identity(columns: Tensor) -> Tensor:
-    """The identity matrix (r, r) for matrices of r columns."""
+    """The identity matrix (r, r), where r is the number of columns of `columns`, (B, D, r)."""
     return torch.eye(columns.shape[-1], dtype=columns.dtype, device=columns.device)
 
 

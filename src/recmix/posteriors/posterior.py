@@ -235,13 +235,15 @@ class AnyGaussian(Posterior):
 
     @abstractmethod
     def parts_of(self, other: Any) -> list[Tensor]:
-        """The tensors (B, ...) that describe `other` as a Gaussian of this class.
+        """Describe the Gaussian `other` by the tensors (B, ...) that a Gaussian like this object stores.
 
-        For example, a `FullGaussian` describes a diagonal Gaussian by a mean and a triangular matrix.
-        `from_parts` makes a Gaussian from such tensors. So tensors of two Gaussians can be combined.
+        This object gives only the form of the tensors. For example, a `FullGaussian` describes a
+        diagonal Gaussian by a mean and a triangular matrix. `from_parts` makes a Gaussian from such
+        tensors. `recmix.posteriors.choice.choose` combines two Gaussians by these two methods.
 
         Args:
-            other: this object, another Gaussian of the same class, or a diagonal Gaussian.
+            other: the Gaussian to describe: of the same class as this object, or diagonal. It can be
+                this object.
         """
 
     @abstractmethod

@@ -99,8 +99,8 @@ def _counts(records: Sequence[Record]) -> dict[str, int]:
 def _highlights(results: Results) -> list[dict[str, Any]]:
     """Return the summary of the page: a mapping for each table column that has test scores.
 
-    A mapping has the best row of the column, its test bound and its gain over VAE+, and the highest
-    number that Kim and Pavlovic (2020) report.
+    A mapping has the best row of the column, its test bound, its gain over VAE+ (the plain VAE that was
+    trained further), and the highest number that Kim and Pavlovic (2020) report.
     """
     found = []
     for place, column in enumerate(results.columns):

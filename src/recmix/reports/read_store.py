@@ -176,7 +176,8 @@ def _place(spec: Spec | None, job: Mapping[str, Any], scores: Mapping[str, Any])
 
     Values of ``job.json`` replace those of ``spec.json``, with two exceptions. The networks, the
     likelihood and the further options of a model always come from ``spec.json``. If ``job.json`` has
-    the label VAE+, which only the control may have, the label also comes from ``spec.json``.
+    the label VAE+, which only the control (the plain VAE that was trained further) may have, the label
+    also comes from ``spec.json``.
 
     Args:
         spec: content of ``spec.json``; None if the run has not begun.

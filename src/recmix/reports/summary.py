@@ -108,7 +108,7 @@ def why_no_panel(rows: Sequence[dict[str, Any]]) -> str:
 def _other_device(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
     """Whether a row and the control VAE+ on the same data were timed on different devices.
 
-    `rows` are all rows, and include the control.
+    VAE+ is the plain VAE that was trained further. `rows` are all rows, and include the control.
     """
     controls = (r for r in rows if (r["column"], r["row"]) == (row["column"], str(CONTROL)))
     control = next(controls, None)
@@ -226,7 +226,8 @@ def _validation(cell: Cell, samples: int) -> dict[str, Any]:
 def _over_control(cell: Cell, results: Results) -> dict[str, Any]:
     """Return the fields of a row that describe the gain over the control VAE+.
 
-    Among them are the mean and the standard deviation of the gain over splits, and the p-value.
+    VAE+ is the plain VAE that was trained further. Among the fields are the mean and the standard
+    deviation of the gain over splits, and the p-value.
     """
     control = results.cells.get((control_of(cell.row), cell.column))
     theirs = control.values if control is not None else {}

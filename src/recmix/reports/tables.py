@@ -120,7 +120,10 @@ class Table:
 
 
 def all_tables(results: Results) -> list[Table]:
-    """Return the three tables of a report: log-likelihood, gain over VAE+, and inference time."""
+    """Return the three tables of a report: log-likelihood, gain over VAE+, and inference time.
+
+    VAE+ is the plain VAE that was trained further.
+    """
     return [likelihood_table(results), gain_table(results), time_table(results)]
 
 

@@ -23,8 +23,8 @@ def distinguish(records: Iterable[Record]) -> list[Record]:
     """Add options to the table rows of runs that would otherwise share a row by mistake.
 
     Runs of one method, column, split and seed can have different training options. Each then gets a row
-    of its own, such as ``VAE+ [learning_rate=0.0001]``. The row ``VAE+`` without options is the control:
-    all its runs have equal training options.
+    of its own, such as ``VAE+ [learning_rate=0.0001]``. The row ``VAE+`` without options is the control,
+    the plain VAE that was trained further: all its runs have equal training options.
 
     Runs of one method can also refine their posteriors differently by default. Their rows are then
     ``VAE`` and ``VAE +4 steps``, for example. If both were also scored with the same refinement, the

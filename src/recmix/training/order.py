@@ -191,6 +191,7 @@ def choose_order(
         spec: the options of the run. `spec.auto` holds the largest number of components and the
             significance level.
         data: training and validation examples. Test examples are not used.
+        init: the trained model from which both mixtures of the first step start.
         train_models: trains the two mixtures of a step, see `recmix.training.fit.train_models`.
 
     Returns:

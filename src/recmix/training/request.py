@@ -226,7 +226,11 @@ def _check_arguments(
 
 
 def check_start(init: Any) -> None:
-    """Raise a ConfigError unless `init` is a trained model, its folder, its address or None."""
+    """Raise a ConfigError if `init` has the wrong type for a model to start from.
+
+    It must be a trained model, a run folder, an address on the Hugging Face Hub such as
+    ``hf://user/name``, or None. It is not checked that the folder or the address exists.
+    """
     if init is not None and not isinstance(init, str | Path) and not hasattr(init, "spec"):
         advice = "make a model of networks that were trained elsewhere with recmix.wrap"
         raise ConfigError(f"init must be a trained model or its folder, got {shown(init)}: {advice}")

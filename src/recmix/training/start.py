@@ -85,11 +85,12 @@ def check_architecture(start: TrainedModel, method: Method) -> None:
 def origin(start: TrainedModel, address: str | None = None) -> dict[str, Any]:
     """Describe the trained model that a run starts from, as {"method", "label", "run", "weights"}.
 
-    ``run`` is its folder or its address, ``weights`` is a hash of its weights.
+    ``run`` is its folder or its address on the Hugging Face Hub. ``weights`` is a hash of its weights.
 
     Args:
-        address: the address of `start` on the Hugging Face Hub, if it came from there. Then `start`
-            has no folder.
+        start: the trained model.
+        address: the address ``hf://user/name`` of `start`, if it came from the Hub. Then `start` has no
+            folder.
     """
     digest = hashlib.sha256()
     for name, value in sorted(start.method.state_dict().items()):

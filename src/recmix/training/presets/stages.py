@@ -140,7 +140,7 @@ def _first_stage(init: Any, preset: Preset, model: Mapping[str, Any], vae_epochs
     the first stage: `model` (model options) or `vae_epochs`.
 
     Args:
-        init: a trained model, its folder or its address, as the user gave it.
+        init: a trained model, its folder, or its address ``hf://user/name``, as the user gave it.
     """
     first = preset.stages[0]
     given = [*model, *(["vae_epochs"] if vae_epochs is not None else [])]
