@@ -48,6 +48,8 @@ PAIRS = {
     "full and diagonal": (full(0, inverted=True), gaussian(5), FullGaussian),
     "diagonal and full": (gaussian(0), full(5), FullGaussian),
     "low rank and diagonal": (low_rank(0), gaussian(5), LowRankGaussian),
+    "low ranks": (low_rank(0), low_rank(5).scaled(1.5), LowRankGaussian),
+    "low ranks, larger first": (low_rank(0).scaled(1.5), low_rank(5), LowRankGaussian),
     "mixtures": (mixture(9, gaussian(0), full(1)), mixture(8, gaussian(5), gaussian(6)), Mixture),
     "other sizes": (mixture(9, gaussian(0), full(1)), mixture(8, gaussian(5)), Choice),
     "mixtures of others": (mixture(9, reflected(0)), mixture(8, gaussian(5)), Choice),

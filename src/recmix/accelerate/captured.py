@@ -124,9 +124,10 @@ _captured: WeakKeyDictionary[Method, dict[Inference, Captured]] = WeakKeyDiction
 
 @infer_no_grad.register_for_gpu
 def replay(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """GPU version of `infer_no_grad`: replay a CUDA graph.
+    """GPU version of `infer_no_grad`: from the second batch of a shape on, replay a CUDA graph.
 
-    The function returns NotImplemented if x is not on a GPU.
+    Where no graph can be captured, the posterior is computed without one. The function returns
+    NotImplemented if x is not on a GPU.
     """
     if not x.is_cuda:
         return NotImplemented

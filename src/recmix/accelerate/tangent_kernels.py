@@ -498,10 +498,12 @@ def _too_many(packed: Packed, rows: int) -> bool:
 
 
 def _can_fuse(steps: list[LayerStep]) -> bool:
-    """Whether one kernel can compute the second-to-last step and the products of the last step.
+    """Whether one kernel can compute the second-to-last step and a part of the last step.
 
-    Both steps must be transposed convolutions with few channels. In the last step, the number of outputs
-    that an input position contributes to must be smaller than the number of its channels.
+    The part is the products input · weight. A second kernel then sums them, see `_folded`. Both steps
+    must be transposed convolutions with few channels, and the last one must have no activation. In the
+    last step, one input position must contribute to fewer outputs (channels x kernel height x kernel
+    width) than it has channels.
     """
     before, last = steps[-2:]
     if last.activation or not all(isinstance(step.layer, nn.ConvTranspose2d) for step in steps[-2:]):
@@ -574,7 +576,10 @@ def _negative_slope(step: LayerStep) -> float:
 
 
 def _precision(step: LayerStep) -> str:
-    """The precision of a step's matrix product for values: TF32 if torch's own layer may use it."""
+    """The precision of a step's matrix product for values: "tf32" or "tf32x3".
+
+    It is "tf32" if torch's own layer may use TF32, else "tf32x3", which is about as exact as float32.
+    """
     allowed = False
     with suppress(RuntimeError):  # raised if TF32 was set through another interface of torch
         linear = isinstance(step.layer, nn.Linear)

@@ -88,7 +88,7 @@ def _how_to_measure_training(model: Model) -> str:
 def table_of(found: Gap, title: str) -> Table:
     """Make a table of the gap between log p(x) and the ELBO, and of the parts of this gap.
 
-    Each row has a mean over the examples and its standard error.
+    Each cell has a mean over the examples and its standard error.
     """
     parts = found.summary()
     minus = f"{found.name} - train" if found.train is not None else ""

@@ -20,7 +20,7 @@ def load_model(run: str, data: str | None, device: str, *, networks: str | None 
     """Load a trained model from the folder of a run, or call a Python function that returns a model.
 
     Args:
-        run: the folder, or the function as ``module:function``.
+        run: the folder, its address ``hf://user/name``, or the function as ``module:function``.
         data: name or path of the data that the user gave, or None. It is required for a function.
         networks: the function that makes the networks that the user wrote for the run, as
             ``module:function``; None if there are none.

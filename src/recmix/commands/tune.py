@@ -67,7 +67,7 @@ def tune_command(
     data_root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Choose the fastest good refinement of a run within a time limit."""
+    """Choose by validation data how a run's posterior is refined, within a time limit."""
     if reset:
         _reset(run, budget, milliseconds, as_json=as_json)
         return

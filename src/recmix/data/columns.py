@@ -172,7 +172,7 @@ def _column_values(column: Any) -> Any:
 
 
 def is_number(cell: str) -> bool:
-    """Whether a text is a number."""
+    """Whether Python's `float` can read a text. This includes "nan" and "inf"."""
     try:
         float(cell)
     except ValueError:

@@ -56,7 +56,8 @@ class MoleculeScores:
         novelty: share of the different valid molecules that are not in the training data; NaN if no
             training molecules were given.
         reconstruction_se: standard error of `reconstruction`.
-        molecules: number of test molecules.
+        molecules: number of test molecules that were scored. Examples that are not valid molecules, and
+            strings that the vocabulary cannot encode, are left out.
         encodings: draws of z for each test molecule.
         decodings: draws of a molecule for each z.
         samples: number of molecules sampled from the prior.

@@ -112,7 +112,10 @@ def run_here(
 
 
 def _take(queue: JobQueue, slot: Slot) -> list[QueuedJob]:
-    """Lock the next run, and on a GPU further runs that can be trained together with it."""
+    """Lock the next run, and on a GPU further runs that can be trained together with it.
+
+    The result has at most `REPLICAS` runs. It is empty if no run can start now.
+    """
     together: list[QueuedJob] = []
     most = 1 if slot.gpu is None else REPLICAS
     while len(together) < most:

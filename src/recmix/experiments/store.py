@@ -255,7 +255,8 @@ class Store:
     def claim(self, digest: str) -> Claim | None:
         """Lock the folder of a run, so that no other process trains the run.
 
-        The result is the lock, or None if another process has locked the folder.
+        `digest` is the name of the run, see `Store`. The result is the lock, or None if another process
+        has locked the folder.
         """
         path = self.folder(digest) / "lock"
         self._make(path.parent)
@@ -272,7 +273,10 @@ class Store:
         return Claim(descriptor)
 
     def holder(self, digest: str) -> str:
-        """Return the host and process that work on a run now, as text; empty if no process does."""
+        """Return the host and process that work on a run now, as text; empty if no process does.
+
+        The text is "another driver" if the lock file names none. `digest` is the name of the run.
+        """
         path = self.folder(digest) / "lock"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

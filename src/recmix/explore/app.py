@@ -117,7 +117,10 @@ def _add_batch_routes(routes: Routes) -> None:
 
     @routes.post("/reconstruct", "images", {}, decoded, npy="images", for_texts=texts.reconstruct)
     async def reconstruct(run: ServedRun, x: Array) -> Answer:
-        """Examples decoded at the mean of q(z | x), and at that of each component (not in .npy)."""
+        """Examples decoded at the mean of q(z | x), and at the mean of each of its components.
+
+        The answer also has the mixing weights. As .npy it is only the examples decoded at the mean of q.
+        """
         return await routes.batched(answers.reconstruct, run, x)
 
     scoring = {"samples": Integer(100, 1, limits.samples), "seed": SEED}
@@ -202,7 +205,9 @@ def _add_information(routes: Routes) -> None:
     part = {"total": WHOLE, "start": WHOLE, "images": routes.examples("B")}
 
     def paged(path: str, responses: Mapping[int | str, Any]) -> Any:
-        """Make a decorator that adds a GET route, whose answer has some test examples of a run.
+        """Make a decorator that adds a GET route for one page of test examples of a run.
+
+        The query of the route has `start` and `count`, the first example and the number of examples.
 
         `responses` is the OpenAPI description of the answers.
         """

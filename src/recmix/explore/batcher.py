@@ -113,9 +113,10 @@ class Batcher:
             done.add_done_callback(lambda passed: self._finish(group, passed))
 
     def _refuse_one(self) -> None:
-        """Answer the waiting request with the largest turn with HTTP status 429.
+        """Remove one waiting request and answer it with the error HTTP status 429.
 
-        If several requests have this turn, it is the newest one.
+        It is the request that would be computed last: the one with the largest `turn`, see `Batcher`. If
+        several requests have this turn, the newest of them is removed.
         """
         last = max(reversed(self._waiting), key=lambda one: one.turn)
         self._waiting.remove(last)

@@ -251,10 +251,9 @@ class _Curvature:
 
 
 def _prior_curvature(model: LatentModel, z: Tensor) -> Tensor:
-    """The curvature C of the prior at z (B, D): a matrix (B, D, D), or only its diagonal (B, D).
+    """The curvature C = -∇² log p(z) of the prior at z (B, D): a matrix (B, D, D) or a diagonal (B, D).
 
-    It is the diagonal for the prior N(0, I), and for latent dimensions above `SMALL`, where the diagonal
-    is estimated.
+    It is the diagonal for the prior N(0, I), and if D is above `SMALL`; then the diagonal is estimated.
     """
     if model.prior.standard:
         return torch.ones_like(z)

@@ -167,9 +167,9 @@ def read_reconstruction(out: Any) -> Tensor:
 def _innermost(out: Any) -> Any:
     """Find the part of an encoder's output that holds the mean and variance.
 
-    The result is `out` itself, or the content of an `Independent`, of a tuple of length 1, or of an
-    object that holds the posterior under one of the names in `NESTED`. A distribution with a
-    `scale_tril` is converted to a `MultivariateNormal`.
+    The result is `out` itself, or the content of an `Independent`, of a tuple or list whose only element
+    is not a tensor, or of an object that holds the posterior under one of the names in `NESTED`. A
+    distribution with a `scale_tril` is converted to a `MultivariateNormal`.
     """
     if isinstance(out, Tensor):
         return out

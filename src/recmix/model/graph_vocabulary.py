@@ -230,7 +230,9 @@ def require_rdkit() -> Any:
 
 
 def canonical_smiles(texts: Sequence[str], *, stereo: bool = False) -> list[str]:
-    """Convert SMILES strings to canonical SMILES strings. A text that RDKit cannot read gives "".
+    """Convert SMILES strings to canonical SMILES strings.
+
+    A text that RDKit cannot read gives "", and so do a molecule without atoms and a very long text.
 
     Args:
         texts: SMILES strings.

@@ -110,7 +110,11 @@ class LatentModel(nn.Module):
         return out.reshape(*z.shape[:-1], *out.shape[1:])
 
     def decode(self, z: Tensor) -> Tensor:
-        """The mean E[x | z], (..., *shape), for latent points z (..., D), in the units of the data."""
+        """The mean E[x | z], (..., *shape), for latent points z (..., D), in the units of the data.
+
+        Some likelihoods give something else, see their method `mean`: for example, the probabilities of
+        the classes, (..., *shape, K), if the values are classes.
+        """
         mean = self.likelihood.mean(self.decoder_output(z))
         if self.spread is not None:
             mean = mean * self.spread

@@ -41,7 +41,8 @@ def choose(which: Tensor, first: Posterior, second: Posterior) -> Posterior:
     kinds = type(first), type(second)
     for kind in (Gaussian, FullGaussian, LowRankGaussian):
         if kind in kinds and set(kinds) <= {kind, Gaussian}:
-            like: Any = first if isinstance(first, kind) else second
+            of_kind: list[Any] = [q for q in (first, second) if isinstance(q, kind)]
+            like = max(of_kind, key=lambda q: q.parts_of(q)[-1].shape[-1])  # of the larger rank
             pairs = zip(like.parts_of(first), like.parts_of(second), strict=True)
             return like.from_parts(*(_pick(which, one, two, one.dim() - 1) for one, two in pairs))
     return Choice(which, first, second)

@@ -119,9 +119,9 @@ class LowRankGaussian(FactoredGaussian):
     def parts_of(self, other: Any) -> list[Tensor]:
         """The mean and log_scale, (B, D), and left and right, (B, D, r), of the Gaussian `other`.
 
-        This object only gives r, the number of columns of its matrices, see `AnyGaussian.parts_of`. If
-        `other` is diagonal or has fewer columns, columns of zeros are added. These do not change the
-        density.
+        r is the larger number of columns of this object and of `other`; the values of this object are
+        not used, see `AnyGaussian.parts_of`. If `other` is diagonal or has fewer columns, columns of
+        zeros are added. These do not change the density.
         """
         if isinstance(other, Gaussian):
             zero = torch.zeros_like(self.left)

@@ -52,6 +52,7 @@ def few(results: Results) -> list[str]:
 def smallest(results: Results) -> list[str]:
     """Make a note that names the table columns with too few data splits for a p-value p ≤ 0.01.
 
+    Columns without p-values are not named. With Holm's correction, more rows need more splits.
     Without this note a reader could think that the methods in these columns are equally good.
     """
     found = []
@@ -87,7 +88,10 @@ def control_missing(results: Results) -> list[str]:
 
 
 def other_noise(results: Results) -> list[str]:
-    """Make a note that rows with a calibrated noise of the likelihood have a different model p(x)."""
+    """Make a note that rows with a calibrated noise of the likelihood have a different model p(x).
+
+    The list has this one note, or is empty if there are no such rows.
+    """
     if not any(row.noise and cell.values for (row, _), cell in results.cells.items()):
         return []
     return [

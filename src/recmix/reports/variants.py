@@ -20,15 +20,16 @@ DEFAULTS = Training().to_json()
 
 
 def distinguish(records: Iterable[Record]) -> list[Record]:
-    """Add options to the table rows of runs that would otherwise share a row by mistake.
+    """Add options to the table rows of different runs that would otherwise share a row by mistake.
 
-    Runs of one method, column, split and seed can have different training options. Each then gets a row
-    of its own, such as ``VAE+ [learning_rate=0.0001]``. The row ``VAE+`` without options is the control,
-    the plain VAE that was trained further: all its runs have equal training options.
+    If runs of one method and column have the same split and seed, but different options, their rows show
+    these options, such as ``VAE+ [learning_rate=0.0001]``. For VAE+, the plain VAE that was trained
+    further and with which other methods are compared, options of runs with different splits and seeds
+    are compared, too. So a row ``VAE+`` without options has only runs that were trained equally.
 
-    Runs of one method can also refine their posteriors differently by default. Their rows are then
-    ``VAE`` and ``VAE +4 steps``, for example. If both were also scored with the same refinement, the
-    row names the default: ``VAE [default=+4 steps]``.
+    Runs of one method can refine their posteriors differently by default. Their rows are then ``VAE``
+    and ``VAE +4 steps``, for example. If the first was also scored with 4 steps, both would have a row
+    ``VAE +4 steps``. Then the rows also name the default: ``VAE [default=+4 steps]``.
     """
     records = list(records)
     groups: dict[tuple[Row, TableColumn], list[Record]] = defaultdict(list)
@@ -56,7 +57,10 @@ def _with_default(record: Record) -> Record:
 
 
 def model_of(record: Record) -> tuple[Row, TableColumn]:
-    """Return the table row of a run, without calibration, and its table column."""
+    """Return the table row and the table column of a run. The row does not say whether it is calibrated.
+
+    So runs that differ only in calibration have the same result.
+    """
     return replace(record.row, calibrated=False, noise=False), record.column
 
 

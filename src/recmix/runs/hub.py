@@ -103,13 +103,14 @@ def upload_run(
 ) -> str:
     """Upload a run to the Hugging Face Hub as one commit; return its address for `recmix.load`.
 
-    The repository is made if it does not exist. Files of an earlier run in it are replaced.
+    The repository is made if it does not exist. Files of an earlier run in it are replaced
+    or deleted.
 
     Args:
         folder: the run folder.
         repo: the repository, ``user/name``.
         private: whether a new repository is private; None for the default of the account.
-        revision: the branch; None for the main branch.
+        revision: the branch, which must exist; None for the main branch.
         licence: the licence of the weights, such as ``apache-2.0``, for the model card.
         message: the message of the commit.
         token: an access token; None for the one that ``hf auth login`` stored.
@@ -138,10 +139,10 @@ def upload_run(
 def prepare_upload(
     folder: str | Path, out: str | Path, *, repo: str = "USER/NAME", licence: str | None = None
 ) -> list[str]:
-    """Write the files that `upload_run` uploads into the empty folder `out`; return their names.
+    """Write into the empty folder `out` the files that `upload_run` uploads, and return their names.
 
-    ``spec.json`` is written without the paths of this machine. The model card (README.md) is added.
-    `repo` and `licence` appear in the model card.
+    `folder` is the run folder. ``spec.json`` is written without the paths of this machine. The model
+    card (README.md) is added. `repo` and `licence` appear in the model card.
     """
     run, place = Run(folder), Path(out)
     spec = run.spec()
@@ -164,7 +165,7 @@ def prepare_upload(
 def _without_paths(spec: Spec) -> dict[str, Any]:
     """Return a spec as JSON values that do not show the folders of this machine.
 
-    Only the last part of each path is kept.
+    The data root is left out. Of other paths only the last part is kept; addresses on the Hub are kept.
     """
     content = spec.to_json()
     content["data"].pop("root", None)

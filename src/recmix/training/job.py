@@ -312,7 +312,10 @@ class Job:
             self.out.log("epoch", epoch=self.state.epoch, **log)
 
     def interrupt(self, signal_name: str) -> str:
-        """Save the training after a signal, even within an epoch; return a message for the user."""
+        """Save the training after a signal, even within an epoch; return a message for the user.
+
+        Without a run folder nothing is saved, and the message says so.
+        """
         run, state = self.run, self.state
         at = f"epoch {state.epoch + 1}, batch {state.step}"
         if run is None:

@@ -49,7 +49,7 @@ class Plan:
         spec: everything that defines the run: its options and a description of its data.
         first: the plan of the initial model, if the initial model must be trained first; else None.
         init: the trained initial model, or None if there is none or it is not trained yet.
-        finished: the trained model, if the run in the folder is already complete.
+        finished: the trained model; None until it is trained, or loaded from a complete run's folder.
     """
 
     request: Request
@@ -120,7 +120,9 @@ class Plan:
 
 
 def make_plan(method: Any, data: Any, *, select_on: Examples | None = None, **arguments: Any) -> Plan:
-    """Check the arguments of `recmix.fit`, read the data and make the networks. Writes no files.
+    """Check the arguments of `recmix.fit`, read the data and make the networks.
+
+    Nothing is written into the run folder. Missing files of a named data set are downloaded.
 
     Args:
         select_on: examples that select the best epoch, instead of all validation examples. They are
