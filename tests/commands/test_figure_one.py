@@ -6,7 +6,7 @@ import torch
 from cases.training import images
 
 import recmix
-from recmix.commands.figure_one import figure_one, true_posterior
+from recmix.commands.figure_one import _learn, figure_one, true_posterior
 from recmix.errors import ConfigError
 
 
@@ -33,6 +33,20 @@ def test_the_figure_is_drawn_in_three_forms(vae, tmp_path):
     made = figure_one(data, tmp_path, init=vae, epochs=1, progress=False)
     assert [path.suffix for path in made] == [".png", ".svg", ".gif"]
     assert all(path.stat().st_size > 10_000 for path in made)
+
+
+def test_the_options_of_the_recursion_reach_it(vae, tmp_path, monkeypatch):
+    seen = {}
+
+    def record(vae, data, x, kind, options, *rest):
+        seen[kind.name] = options
+        return _learn(vae, data, x, kind, options, *rest)
+
+    monkeypatch.setattr("recmix.commands.figure_one._learn", record)
+    data = recmix.data.from_arrays(images(100), x_test=images(30, seed=1))
+    options = {"bound": 1.0, "eps_max": 0.99, "component": "residual"}
+    figure_one(data, tmp_path, init=vae, epochs=1, progress=False, **options)
+    assert seen == {"rme": options, "me": {}}
 
 
 def test_it_needs_two_dimensions_and_test_images(vae):

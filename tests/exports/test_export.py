@@ -67,7 +67,10 @@ def test_refined_mixture_and_user_decoder(tmp_path):
 )
 def test_decoder_that_is_differentiated_twice(tmp_path):
     decoder = nn.Sequential(
-        nn.Linear(2, 16), nn.Softplus(), nn.Unflatten(1, (1, 4, 4)), nn.ConvTranspose2d(1, 1, 2, stride=2)
+        nn.Linear(2, 16),
+        nn.Softplus(),
+        nn.Unflatten(1, (1, 4, 4)),
+        nn.ConvTranspose2d(1, 1, 2, stride=2),
     )
     made = model("vlae", steps=1, decoder=decoder)  # not a chain of simple layers: differentiated twice
     check(made, made.export(tmp_path / "own", format="pt2"), 1e-5)

@@ -51,6 +51,8 @@ def figure_one(
     epochs: int = 16,
     learning_rate: float = 5e-4,
     bound: float = 5.0,
+    eps_max: float = 0.1,
+    component: str = "gaussian",
     seed: int = 0,
     init: Model | None = None,
     progress: bool | None = None,
@@ -67,6 +69,8 @@ def figure_one(
         epochs: epochs in which the mixtures are trained.
         bound: C in the paper. Training rewards a large KL of the second component to the first, up to
             this value. With the paper's C = 500 the second component leaves the picture.
+        eps_max: largest mixing weight of the second component of the recursion.
+        component: kind of the second component of the recursion, such as ``residual``.
         init: a trained VAE with two latent dimensions.
 
     Returns:
@@ -81,7 +85,7 @@ def figure_one(
     stages: dict[type[Method], list[Seen]] = {}
     with count("learning the second component", 2 * epochs, show=progress) as report:
         both: list[tuple[type[Method], dict[str, Any]]] = [
-            (RecursiveMixture, {"bound": bound}),
+            (RecursiveMixture, {"bound": bound, "eps_max": eps_max, "component": component}),
             (BlindMixture, {}),
         ]
         for number, (kind, options) in enumerate(both):

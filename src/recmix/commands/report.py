@@ -20,6 +20,12 @@ def figure_one_command(
     epochs: Annotated[int, typer.Option(help="Epochs of the second component.")] = 16,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the second component.")] = 5e-4,
     bound: Annotated[float, typer.Option(help="C of the recursion.")] = 5.0,
+    eps_max: Annotated[
+        float, typer.Option(help="Largest mixing weight of the recursion's second component.")
+    ] = 0.1,
+    component: Annotated[
+        str, typer.Option(help="Kind of the recursion's second component: gaussian or residual.")
+    ] = "gaussian",
     seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
     data_root: Root = None,
 ) -> None:
@@ -35,6 +41,8 @@ def figure_one_command(
         epochs=epochs,
         learning_rate=learning_rate,
         bound=bound,
+        eps_max=eps_max,
+        component=component,
         seed=seed,
         init=None if init is None else load(init),
         progress=True,
