@@ -102,9 +102,11 @@ def encode_by_kernels(component: Component, x: Tensor, model: LatentModel) -> Ga
 
 @recursive_mixture.register_for_gpu
 def stacked_recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
-    """GPU version of `recursive_mixture`, with one pass for all encoders, in parallel to the gates.
+    """GPU version of `recursive_mixture`: one pass for all encoders, and one for all gates.
 
-    The function returns NotImplemented if the encoders or the gates cannot be evaluated together.
+    The gates are the networks of the mixture weights. Both passes run at the same time on the GPU. If
+    the encoders, or the gates, cannot be evaluated in one pass, the special value NotImplemented is
+    returned; the caller then uses the plain function.
     """
     if method.order < 2 or not _applies(method) or not _all_gaussian(method):
         return NotImplemented

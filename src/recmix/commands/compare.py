@@ -46,9 +46,9 @@ def compare_command(
         str | None, typer.Option(help="A trained VAE to start from: folder or hf://user/name.")
     ] = None,
     vae_epochs: Annotated[int, typer.Option(help="Epochs of the VAE, if it is trained here.")] = 2000,
-    epochs: Annotated[int, typer.Option(help="Epochs of all that start from it.")] = 20,
+    epochs: Annotated[int, typer.Option(help="Epochs of each method, which starts from the VAE.")] = 20,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Their learning rate (default 1e-6, as in the paper).")
+        float | None, typer.Option(help="Learning rate of each method (default 1e-6, as in the paper).")
     ] = None,
     samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
     seed: Annotated[int, typer.Option(help="Weights, data order, noise.")] = 0,

@@ -109,8 +109,9 @@ def load_models(
     Args:
         sources: folders of runs, and functions without arguments that return a model, written like
             ``mine:vae`` for the function ``vae`` of the module ``mine``.
-        networks: the function that makes the networks that users wrote for their runs, as
-            ``module:function``; None if there are none.
+        device: the device of the models; ``auto`` takes a GPU if there is one.
+        networks: a function, written ``module:function``, that makes the encoder and decoder of runs
+            that were trained with networks of their own. None if no run was.
 
     Returns:
         {name: model}. The name is the name of the folder or function. If an earlier model has the same

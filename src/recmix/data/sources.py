@@ -304,13 +304,18 @@ def load_again(
 ) -> Data:
     """Load the data of a run from a named set or a path, and split them as the run did.
 
-    If the run used arrays in memory that were saved in a file later, the file is split in the same way
-    as the arrays. If the file does not have the examples of the run, it is split as `load` splits it.
-    Images are read with the same `size` and `crop` as in the run.
+    Two cases are special:
+
+    - The run used arrays in memory, and the same examples were saved in a file later: the file is split
+      as the arrays were.
+    - The file has other examples than the run: it is split as `load` splits every new file.
+
+    Images get the `size` and `crop` that the description has.
 
     Args:
         source: A name or a path, as in `load`.
         description: The result of `Data.describe` of the run's data.
+        root: The folder of the data sets, as in `load`.
         vocabulary: Vocabulary of the run, if its examples are texts.
         shape: Shape of an example, see `load`; by default the shape in the description.
     """

@@ -1,10 +1,10 @@
 """Estimate log p(x) by annealed importance sampling, from a Gaussian q(z) to the posterior.
 
-The path is q(z)^(1-β) p(x, z)^β, with β from 0 to 1. A chain starts with a sample of q. At every β
-it takes a Hamiltonian Monte Carlo step that leaves the density of this β invariant. The log-weight of
-the chain is w = Σ_t (β_t - β_{t-1}) (log p(x, z_t) - log q(z_t)). exp(w) is an unbiased estimate of
-p(x), for a path of any length. Plain importance sampling from a poor q has a large error. The path makes
-the error smaller.
+The path is q(z)^(1-β) p(x, z)^β, with β from 0 to 1. A chain starts with a sample of q. At every β_t
+it takes a Hamiltonian Monte Carlo step that leaves the density of this β_t invariant. The log-weight of
+the chain is w = Σ_t (β_t - β_{t-1}) (log p(x, z_t) - log q(z_t)), where z_t is the point before the step
+at β_t. exp(w) is an unbiased estimate of p(x), for a path of any length. Plain importance sampling from
+a poor q has a large error. The path makes the error smaller.
 
 References: Neal, Annealed importance sampling, 2001; Wu et al., On the quantitative analysis of
 decoder-based generative models, 2017.

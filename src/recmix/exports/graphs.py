@@ -128,7 +128,10 @@ class GaussianGraph(PosteriorGraph):
     kind = "mixture of Gaussians"
 
     def forward(self, examples: Tensor) -> tuple[Tensor, ...]:
-        """Compute log-weights, means and covariances of q(z | x), in the order of `outputs`."""
+        """The logarithms of the mixture weights, the means and the covariances of q(z | x).
+
+        They are in the order of `outputs`. A single Gaussian has one weight, whose logarithm is 0.
+        """
         q = infer(self.method, examples, self.inference)
         found = q.describe() or {}
         if "log_weights" not in found:  # one component

@@ -61,7 +61,7 @@ class CurvatureTraining:
         """Set the constants of the curvature network from validation examples x (B, *shape).
 
         The constants are the mean and the standard deviations of the examples' posterior means, and a
-        typical factor of the posterior covariance. Training calls this once, before the first step.
+        factor L of an average posterior covariance L Lᵀ. Training calls this before the first step.
         """
         model, x = self.method.model, x[:EXAMPLES]
         with torch.no_grad():

@@ -298,9 +298,10 @@ class Method(CountsTraining, ABC):
     ) -> Tensor:
         """The decoder's loss, a scalar, for examples x; used if `objective.separate_decoder` is True.
 
-        The loss is minus the IWAE bound if `objective.iwae_samples` is not 0, else minus the ELBO of the
-        refined posterior. The refined posterior carries gradients to the decoder. The posterior q
-        before refinement carries no gradient.
+        First q is refined. The loss is minus the IWAE bound of the refined posterior if
+        `objective.iwae_samples` is not 0, else minus its ELBO. The steps of the refinement use the
+        decoder. In the ELBO, gradients flow to the decoder through these steps, too; in the IWAE bound
+        they do not. The encoder gets no gradient.
         """
         q = objective.inference.for_training(self.model, x, q)
         if not objective.iwae_samples:

@@ -76,8 +76,8 @@ class CurvatureNetwork(nn.Module):
         Args:
             centre: the mean of the latent points of the data, (D,).
             spread: the standard deviations of these points, (D,).
-            typical: a typical factor L of the covariance: lower triangular (D, D) for rank 0, else a
-                diagonal (D,).
+            typical: the factor L of an average posterior covariance L Lᵀ. If the rank is 0, which means
+                full matrices, it is lower triangular, (D, D). Else it is the diagonal of L, (D,).
         """
         for buffer, value in ((self.centre, centre), (self.spread, spread), (self.typical, typical)):
             buffer.copy_(value)

@@ -75,15 +75,15 @@ class LowRankGaussian(FactoredGaussian):
         return (0.5 * (second_moment - self.mean.shape[-1]) - self._log_det())[None]
 
     def scaled(self, factor: float | Tensor) -> LowRankGaussian:
-        """A wider or narrower Gaussian with the same mean.
+        """A Gaussian with the same mean, narrower (factor < 1) or closer to the width of N(0, I).
 
-        Let f be `factor` and Σ the covariance. If f is at most 1, the new covariance is f² Σ. If f is
-        above 1, the new precision is I + (Σ⁻¹ - I)/f².
+        Let f be `factor` and Σ the covariance. If f ≤ 1, the new covariance is f² Σ. If f > 1, the new
+        precision is I + (Σ⁻¹ - I)/f²: it approaches the precision I of the prior as f grows.
 
-        Let r be the number of columns of this object's `left` and `right`. If f is a number of at most
-        1, the new `left` and `right` also have r columns. For all other f, also for every tensor, they
-        have min(2 r, D) columns. The gradient is then not finite if the matrix [left, right] of this
-        object, (B, D, 2 r), does not have full rank.
+        Let r be the number of columns of `left` and `right`. If f is a Python number of at most 1, the
+        result also has r columns. If f is a number above 1, or a tensor of any value, the result has
+        min(2 r, D) columns. In this second case the gradient is not finite if the matrix [left, right],
+        (B, D, 2 r), does not have full rank.
 
         Args:
             factor: f, one number, or one for each example (B,).

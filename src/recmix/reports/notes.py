@@ -1,7 +1,8 @@
 """Make the notes below the tables of a report, which say what limits a comparison of the numbers.
 
-Each function that returns a list returns an empty one if there is nothing to say. Results are means
-over splits of the data. The control is VAE+: the plain VAE, trained further like the other methods.
+Each function that returns a list returns an empty one if there is nothing to say. In the notes, a
+result is a mean over splits of the data, and the control is VAE+: the plain VAE, trained further like
+the other methods.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warn of data, networks and learning rates that are probably wrong, although training runs."""
+"""Warn about data, networks and learning rates that are probably wrong, though no error occurs."""
 
 from __future__ import annotations
 

@@ -238,8 +238,8 @@ def sum_event(values: Tensor, x: Tensor) -> Tensor:
 def bits_per_dimension(log_prob: Tensor, shape: Shape) -> Tensor:
     """Convert log p(x) in nats to bits per value of x: -log_prob / (number of values · log 2).
 
-    `shape` is the shape of an example x. For discrete x, the result is the length of an optimal code
-    for x, in bits per value.
+    `shape` is the shape of an example x. For discrete x, the result is the length of x, in bits per
+    value, in a code that is optimal for the model.
 
     >>> bits_per_dimension(torch.tensor(-64 * math.log(2)), (1, 8, 8))
     tensor(1.)
