@@ -26,15 +26,15 @@ CURVE = (1, 10, 100, 1000)
 
 @torch.no_grad()
 def measured(
-    model: recmix.Model, x: Tensor, grid: GridPosterior, truth: Measured, *, seed: int
+    model: recmix.Model, x: Tensor, grid: GridPosterior | None, truth: Measured | None, *, seed: int
 ) -> dict[str, Tensor]:
     """The bounds of a posterior, the ELBO of its components, and how many modes it finds, per example.
 
     Args:
         model: the model.
         x: examples (B, ...).
-        grid: the grid of the true posterior.
-        truth: the true posteriors of these examples.
+        grid: the grid of the true posterior; None if there is none, then no modes are counted.
+        truth: the true posteriors of these examples on the grid.
         seed: seed of all samples.
     """
     q = infer_no_grad(model.method, x, model.inference)
@@ -47,7 +47,7 @@ def measured(
         found[f"iwae {k}"] = groups.mean(0)
     parts = component_elbos(model, x, q)
     found |= {"components": parts, "weights": q.weights.double()}
-    return found | {"found": truth.found(grid.index(z))}
+    return found | {"found": truth.found(grid.index(z))} if grid and truth else found
 
 
 def component_elbos(model: recmix.Model, x: Tensor, q: Posterior, samples: int = 200) -> Tensor:
@@ -80,19 +80,26 @@ def summarised(splits: list[Arrays]) -> Options:
     groups = [grouped(arrays) for arrays in splits]
     rows = [_row(name, splits, groups) for name in names]
     truth = [{name: a[name] for name in ("log_evidence", "diagonal")} for a in splits]
-    modes = np.bincount(np.concatenate([a["modes"] for a in splits]).astype(int)).tolist()
+    exact = {} if "modes" not in splits[0] else _exact(splits)
     return {
-        "examples": len(splits[0]["modes"]),
+        "examples": len(splits[0]["log_evidence"]),
         "log_evidence": [float(a["log_evidence"].mean()) for a in splits],
         "diagonal": [float(a["diagonal"].mean()) for a in splits],
         "full": [float(a["full"].mean()) for a in splits],
+        **exact,
+        "groups": by_group(truth, groups),
+        "rows": rows,
+    }
+
+
+def _exact(splits: list[Arrays]) -> Options:
+    """How exact the sums over the grid are, and how many examples have how many modes."""
+    return {
         "quadrature": {
             "largest difference": max(float(abs(a["log_evidence"] - a["check"]).max()) for a in splits),
             "largest mass at the edge": max(float(a["outside"].max()) for a in splits),
         },
-        "modes": modes,
-        "groups": by_group(truth, groups),
-        "rows": rows,
+        "modes": np.bincount(np.concatenate([a["modes"] for a in splits]).astype(int)).tolist(),
     }
 
 
@@ -107,14 +114,16 @@ def _row(row: str, splits: list[Arrays], groups: list[Groups]) -> Options:
         if f"{row}|elbo" in arrays:
             here.append({k.split("|")[1]: v for k, v in arrays.items() if k.startswith(f"{row}|")})
             divided.append(division)
-            modes.append(arrays["modes"])
+            modes.append(arrays.get("modes"))
     weights = [v["weights"] for v in here]
     count = weights[0].shape[1]
     wins = [np.bincount(v["components"].argmax(1), minlength=count) / len(v["elbo"]) for v in here]
     entropies = [-(w * np.log(w.clip(1e-30))).sum(1) for w in weights]
     sums = [(v["weights"] * v["components"]).sum(1) for v in here]
-    shares = [v["found"] / many for v, many in zip(here, modes, strict=True)]
-    values = [{"elbo": v["elbo"], "found": share} for v, share in zip(here, shares, strict=True)]
+    values = [{"elbo": v["elbo"]} for v in here]
+    for one, v, many in zip(values, here, modes, strict=True):
+        if many is not None:
+            one["found"] = v["found"] / many
     return {
         "row": row,
         "elbo": [float(v["elbo"].mean()) for v in here],
@@ -125,7 +134,7 @@ def _row(row: str, splits: list[Arrays], groups: list[Groups]) -> Options:
         "wins": np.mean(wins, 0).tolist(),
         "weights": np.mean([w.mean(0) for w in weights], 0).tolist(),
         "entropy": [float(entropy.mean()) for entropy in entropies],
-        "found": [float(share.mean()) for share in shares],
+        "found": [float(one["found"].mean()) for one in values if "found" in one],
         "groups": by_group(values, divided),
     }
 
@@ -133,14 +142,15 @@ def _row(row: str, splits: list[Arrays], groups: list[Groups]) -> Options:
 def grouped(arrays: Arrays) -> Groups:
     """Groups of the test examples of one split: kind of the division -> group -> whether it is in it.
 
-    They are divided by the number of modes; by thirds of the gap that the best Gaussian leaves; and by
-    thirds of what the first encoder loses against the best Gaussian.
+    They are divided by the number of modes, if that is known; by thirds of the gap that the best
+    Gaussian leaves; and by thirds of what the first encoder loses against the best Gaussian.
     """
-    modes = arrays["modes"]
     left = arrays["log_evidence"] - arrays["diagonal"]
     lost = arrays["diagonal"] - arrays["VAE|elbo"]
-    return {
-        "modes": {"1": modes == 1, "2": modes == 2, "3 or more": modes >= 3},
+    found: Groups = {}
+    if (modes := arrays.get("modes")) is not None:
+        found["modes"] = {"1": modes == 1, "2": modes == 2, "3 or more": modes >= 3}
+    return found | {
         "approximation": _thirds(left),
         "amortisation": _thirds(lost),
     }

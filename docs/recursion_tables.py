@@ -16,7 +16,7 @@ from recmix.reports.paired import FEWEST_PAIRS, signed_rank_p
 __all__ = ["TABLES"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SETS = {"digits": "digits", "folds": "folds", "mnist": "MNIST"}
+SETS = {"digits": "digits", "folds": "folds", "mnist": "MNIST", "mnist20": "MNIST, dim 20"}
 CONTROL, BLIND = "VAE+", "ME(4)"
 BATCH, INSTANCE = "RME(4), C per batch", "RME(4), C per example"
 KINDS = {
@@ -79,11 +79,11 @@ def main_table(name: str) -> str:
                 NONE if own else error(many, sign=True),
                 error(gap),
                 error(lost),
-                f"{100 * statistics.fmean(row['found']):.0f} %",
+                *([share(row)] if "modes" in found else []),
             ]
         )
     heads = ["row", "parameters", "ELBO over VAE+", "p", "IWAE-100 over VAE+", "gap"]
-    heads += ["of it amortisation", "modes found"]
+    heads += ["of it amortisation", *(["modes found"] if "modes" in found else [])]
     truth = (
         f"Test examples in each of {found['splits']} splits: {found['examples']}. "
         f"log p(x): {statistics.fmean(found['log_evidence']):.2f}. "
@@ -91,10 +91,11 @@ def main_table(name: str) -> str:
         f"IWAE-100 {statistics.fmean(control['curve']['100']):.2f}. "
         f"The best diagonal Gaussian of each example: {statistics.fmean(found['diagonal']):.2f}, "
         f"the best full one: {statistics.fmean(found['full']):.2f}. "
-        "Without every second point of the grid log p(x) differs by at most "
-        f"{found['quadrature']['largest difference']:.1g}.\n"
     )
-    return table(heads, lines, numbers=7) + "\n" + truth
+    if "modes" in found:
+        most = found["quadrature"]["largest difference"]
+        truth += f"Without every second point of the grid log p(x) differs by at most {most:.1g}."
+    return table(heads, lines, numbers=len(heads) - 1) + "\n" + truth.strip() + "\n"
 
 
 def by_group(kind: str) -> str:
@@ -107,6 +108,8 @@ def by_group(kind: str) -> str:
     lines = []
     for name in present():
         found, rows = study(name), rows_of(name)
+        if kind not in found["groups"]:
+            continue
         own = {row: row for row in (CONTROL, BLIND, BATCH, INSTANCE)}
         for used, times in ((own, ""), (found["longer"], f", {found['setting']['times']} times")):
             for group, label in words.items():
@@ -201,7 +204,7 @@ def longer() -> str:
             own = [error(over, sign=True), p_value(over)] if label != CONTROL else [NONE, NONE]
             gain = error(minus(row["elbo"], rows[label]["elbo"]), sign=True)
             gap = error(minus(found["log_evidence"], row["elbo"]))
-            modes = f"{100 * statistics.fmean(row['found']):.0f} %"
+            modes = share(row)
             weights = " ".join(f"{100 * w:.0f}" for w in row["weights"])
             times, splits = f"{found['setting']['times']} times", str(len(row["elbo"]))
             lines.append([SETS[name], times, splits, label, gain, *own, gap, modes, weights])
@@ -233,12 +236,17 @@ def short() -> str:
         for name in present():
             rows = rows_of(name)
             if label not in rows:
-                cells += [NONE, NONE]
+                cells += [NONE] * (1 + ("modes" in study(name)))
                 continue
             cells.append(error(minus(rows[label]["elbo"], rows[CONTROL]["elbo"]), sign=True))
-            cells.append(f"{100 * statistics.fmean(rows[label]['found']):.0f} %")
+            if "modes" in study(name):
+                cells.append(share(rows[label]))
         lines.append([words, *cells])
-    heads = [h for name in present() for h in (f"{SETS[name]}: ELBO", "modes found")]
+    heads = [
+        h
+        for name in present()
+        for h in (f"{SETS[name]}: ELBO", *(["modes found"] if "modes" in study(name) else []))
+    ]
     return table(["over VAE+", *heads], lines, numbers=len(heads))
 
 
@@ -269,6 +277,11 @@ def pilot() -> str:
 def minus(first: Sequence[float | None], second: Sequence[float | None]) -> list[float]:
     """The differences of the splits that have both values; a row may lack the last splits."""
     return [a - b for a, b in zip(first, second, strict=False) if a is not None and b is not None]
+
+
+def share(row: Line) -> str:
+    """How many of the modes a row finds, in per cent."""
+    return f"{100 * statistics.fmean(row['found']):.0f} %" if row["found"] else NONE
 
 
 def error(values: Sequence[float], *, sign: bool = False) -> str:

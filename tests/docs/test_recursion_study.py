@@ -208,6 +208,34 @@ def test_a_row_may_lack_the_last_splits():
     assert recursion_study.Study._of(study, 2, rows) == ["VAE+"]
 
 
+def test_more_than_two_dimensions_have_no_modes(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    splits = [arrays(rng, 0.0) for _ in range(2)]
+    kept = [
+        {name: v for name, v in split.items() if name not in ("check", "modes", "outside")}
+        for split in splits
+    ]
+    for split in kept:
+        for name in [name for name in split if name.endswith("|found")]:
+            del split[name]
+    summary = recursion_scores.summarised(kept)
+    full = recursion_scores.summarised(splits)
+    assert "modes" not in summary
+    assert set(summary["groups"]) == {"approximation", "amortisation"}
+    for row, same in zip(summary["rows"], full["rows"], strict=True):
+        assert row["elbo"] == same["elbo"]
+        assert row["found"] == []
+    more = {"splits": 2, "longer": {}, "setting": {"times": 2}}
+    (tmp_path / "recursion_mnist20.json").write_text(json.dumps(summary | more))
+    monkeypatch.setattr(recursion_tables, "RESULTS", tmp_path)
+    recursion_tables.study.cache_clear()
+    text = recursion_tables.TABLES["recursion-mnist20"]()
+    recursion_tables.study.cache_clear()
+    assert "modes" not in text
+    assert "grid" not in text
+    assert len({row.count("|") for row in text.splitlines() if row.startswith("|")}) == 1
+
+
 def test_the_figure_shows_the_example_with_the_median_gain():
     values = {
         "modes": np.array([1, 2, 2, 2, 5]),

@@ -498,12 +498,12 @@ def _too_many(packed: Packed, rows: int) -> bool:
 
 
 def _can_fuse(steps: list[LayerStep]) -> bool:
-    """Whether one kernel can compute the second-to-last step and a part of the last step.
+    """Whether one kernel can compute the second-to-last step and the products of the last step.
 
-    The part is the products input · weight. A second kernel then sums them, see `_folded`. Both steps
-    must be transposed convolutions with few channels, and the last one must have no activation. In the
-    last step, one input position must contribute to fewer outputs (channels x kernel height x kernel
-    width) than it has channels.
+    These are the products input · weight. Another kernel adds them up, see `_folded`. Both steps must be
+    transposed convolutions with few channels, and the last one must have no activation. For each input
+    position of the last step there must be fewer products (output channels x kernel height x kernel
+    width) than input channels.
     """
     before, last = steps[-2:]
     if last.activation or not all(isinstance(step.layer, nn.ConvTranspose2d) for step in steps[-2:]):

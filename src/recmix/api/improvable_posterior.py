@@ -176,10 +176,10 @@ class ImprovablePosterior(TrainedPosterior):
     ) -> Self:
         """The same model with a refinement that is chosen by its IWAE bound within a time limit.
 
-        Only refinements within the limit are considered. First, find the fastest refinement that is
-        clearly better than no refinement and not clearly worse than the best one. Then choose the
-        refinement with the highest bound among this one and all faster ones. If no refinement is clearly
-        better than none, the posterior is not refined.
+        Only refinements within the limit are considered. Two bounds differ clearly if the difference is
+        more than twice its standard error. The first candidate is the fastest refinement that is clearly
+        better than none and not clearly worse than the best. It is chosen, unless a faster refinement
+        has a higher bound. If no refinement is clearly better than none, the posterior is not refined.
 
         Args:
             x: validation examples (B, ...); only the first thousand are used.

@@ -363,7 +363,7 @@ def _shape(description: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _is_resized(source: str | Path) -> bool:
-    """Whether a named set or a path has image files, to which `size` and `crop` apply."""
+    """Whether a named set or a path has image files, so that `size` and `crop` can change them."""
     if isinstance(source, str) and source in SETS:
         return any(file.name.endswith(".zip") for file in SETS[source].files)
     return has_image_files(check_path(source, "a path"))

@@ -67,7 +67,7 @@ class Trial:
         return -math.inf if self.bound is None or math.isnan(self.bound) else self.bound
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes as {name: value}, for JSON, with mean bounds, not those of examples."""
+        """The attributes as {name: value}, for JSON. `examples` is left out."""
         return {
             "inference": self.inference.to_json(),
             "milliseconds": self.milliseconds,

@@ -26,8 +26,8 @@ The results of a grid form a table. Its rows are methods, its columns are data s
     after = "VAE+"         # the row whose model it starts from (default: the first stage)
     label = "MINE"         # name of the row (default: `recmix.training.labels.row_label`)
     refined = [2, 4]       # also scored with this many Gauss-Newton steps
-    calibrated = true      # each of these also scored with calibration on validation data; with
-                           # "noise" a third time, with calibration of the likelihood's noise too
+    calibrated = true      # all scores of the row are repeated with calibration on validation data;
+                           # "noise": and once more, with calibration of the likelihood's noise, too
 
 The name of a run is a digest (hash) of its definition. The definition is everything that determines
 the result of the run, and nothing else. So a run that several grids contain is done once. A

@@ -143,7 +143,11 @@ def _direction(
 ) -> tuple[Tensor, Tensor]:
     """The step δ (B, D) from z that solves (H + λ I) δ = g approximately, and log p(x, z), (B,).
 
-    `level` (B, 1) gives the damping λ, see `_solve`.
+    H is the Gauss-Newton curvature and g the gradient of log p(x, z) at z.
+
+    Args:
+        push: computes Jacobian-vector products of the decoder.
+        level: decides the damping λ, see `_solve`, (B, 1).
     """
     here = _Curvature(joint, z, push)
     return _solve(here.multiply, here.gradient, level, iterations), here.log_joint

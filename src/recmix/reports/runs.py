@@ -1,7 +1,7 @@
 """Write the options and scores of all runs of a store into one small JSON file, and read it again.
 
-A store is a folder of run folders, which hold weights and logs. The JSON file has one run per line
-and gives the same tables. Options that have their default value are left out.
+A store is a folder of run folders, which hold weights and logs. The JSON file has one run per line.
+Reports make the same tables from this file as from the store. Default options are left out.
 """
 
 from __future__ import annotations

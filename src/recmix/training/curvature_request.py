@@ -1,4 +1,4 @@
-"""Translate the method name ``curvature``: train a curvature network for a trained model.
+"""Replace the method name ``curvature`` by the options that train a curvature network.
 
 A curvature network predicts the posterior covariance near a latent point z.
 """

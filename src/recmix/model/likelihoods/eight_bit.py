@@ -138,7 +138,10 @@ class LogisticMixture(Likelihood):
             return ((torch.stack(drawn, -3) + 1) * 127.5).round() / 255
 
     def blocks(self, values: Tensor) -> Tensor:
-        """Group the n outputs of each pixel, which are correlated: (S, B, n, H, W) -> (S, B, H·W, n)."""
+        """Put the n outputs of each pixel side by side: (S, B, n, H, W) -> (S, B, H·W, n).
+
+        The curvature has a block for each pixel, because outputs of one pixel depend on each other.
+        """
         return values.flatten(3).mT
 
     def unblock(self, values: Tensor, output: Shape) -> Tensor:
