@@ -263,6 +263,25 @@ def test_what_the_last_fifth_of_the_epochs_adds():
     assert recursion_study.last_fifth([9.0, 1.0, 5.0, 4.0, 7.0]) == 0.0
 
 
+def test_a_tiny_study_with_three_dimensions_has_no_grid(tmp_path, monkeypatch):
+    tiny = recursion_study.Setting((40, 30, 6), (4,), 1, 1, 1e-3, 0.0, 0, latent=3)
+    monkeypatch.setitem(recursion_study.SETTINGS, "digits", tiny)
+    monkeypatch.setattr(recursion_study, "BOUNDS", (1.0,))
+    rates = {row: (options, (1.0,)) for row, (options, _) in recursion_study.TUNED.items()}
+    monkeypatch.setattr(recursion_study, "TUNED", rates)
+    words = ["digits", "--out", str(tmp_path), "--splits", "1", "--rows", recursion_study.BATCH]
+    given = recursion_study.options().parse_args(words)
+    given.setting = tiny
+    assert recursion_study.Study(given).run()
+    found = json.loads((tmp_path / "recursion_digits" / "recursion_digits.json").read_text())
+    rows = {row["row"]: row for row in found["rows"]}
+    assert {"VAE+", recursion_study.BATCH, "VAE+ refined, 4 steps"} <= set(rows)
+    assert "modes" not in found
+    refined = rows["VAE+ refined, 4 steps"]["elbo"][0]
+    assert rows["VAE+"]["elbo"][0] < refined < found["log_evidence"][0]
+    assert rows["VAE+"]["elbo"][0] < found["diagonal"][0] < found["log_evidence"][0]
+
+
 def test_a_tiny_study_is_trained_chosen_and_scored_and_goes_on(tmp_path, monkeypatch):
     tiny = recursion_study.Setting((40, 30, 6), (4,), 1, 1, 1e-3, 4.0, 41, near=0.0, own=True)
     monkeypatch.setitem(recursion_study.SETTINGS, "folds", tiny)
