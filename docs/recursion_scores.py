@@ -94,9 +94,11 @@ def summarised(splits: list[Arrays]) -> Options:
 
 def _exact(splits: list[Arrays]) -> Options:
     """How exact the sums over the grid are, and how many examples have how many modes."""
+    errors = np.concatenate([abs(a["log_evidence"] - a["check"]) for a in splits])
     return {
         "quadrature": {
-            "largest difference": max(float(abs(a["log_evidence"] - a["check"]).max()) for a in splits),
+            "largest difference": float(errors.max()),
+            "mean difference": float(errors.mean()),
             "largest mass at the edge": max(float(a["outside"].max()) for a in splits),
         },
         "modes": np.bincount(np.concatenate([a["modes"] for a in splits]).astype(int)).tolist(),

@@ -94,7 +94,9 @@ def main_table(name: str) -> str:
     )
     if "modes" in found:
         most = found["quadrature"]["largest difference"]
-        truth += f"Without every second point of the grid log p(x) differs by at most {most:.1g}."
+        truth += f"Without every second point of the grid log p(x) differs by at most {most:.1g}"
+        mean = found["quadrature"].get("mean difference")
+        truth += "." if mean is None else f", by {mean:.1g} on average."
     return table(heads, lines, numbers=len(heads) - 1) + "\n" + truth.strip() + "\n"
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from recmix._version import __version__
 
 if TYPE_CHECKING:
-    from recmix import adapters, data, objectives
+    from recmix import adapters, data, methods, objectives, posteriors
     from recmix.api import Model, fit, fit_many, fit_preset, load, wrap
     from recmix.errors import RecmixError
     from recmix.inference import Inference
@@ -36,7 +36,9 @@ __all__ = [
     "fit_preset",
     "likelihoods",
     "load",
+    "methods",
     "objectives",
+    "posteriors",
     "priors",
     "register",
     "wrap",
@@ -61,7 +63,9 @@ _MODULES = {
     "adapters": "recmix.adapters",
     "data": "recmix.data",
     "likelihoods": "recmix.model.likelihoods",
+    "methods": "recmix.methods",
     "objectives": "recmix.objectives",
+    "posteriors": "recmix.posteriors",
     "priors": "recmix.model.priors",
     "sklearn": "recmix.sklearn",  # not in __all__: `import *` must not hide scikit-learn
 }

@@ -48,6 +48,21 @@ def test_jacobian_equals_forward_mode(kind, chunk):
     torch.testing.assert_close(slope, expected)
 
 
+@pytest.mark.parametrize("activation", list(tangents.ACTIVATIONS))
+def test_gradient_of_the_jacobian_of_each_activation(activation):
+    torch.manual_seed(0)
+    decoder = nn.Sequential(nn.Linear(3, 6), activation(), nn.Linear(6, 5)).double()
+    z = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    slopes = (f(decoder, z, 3)[1] for f in (chain_jacobian, decoder_jacobian.plain))
+    inputs = [z, *decoder.parameters()]
+    ours, theirs = (
+        torch.autograd.grad(slope.sin().sum(), inputs, allow_unused=True) for slope in slopes
+    )
+    for mine, other, to in zip(ours, theirs, inputs, strict=True):
+        zero = torch.zeros_like(to)
+        torch.testing.assert_close(*(zero if g is None else g for g in (mine, other)))
+
+
 def test_gradient_of_the_jacobian_equals_forward_mode():
     torch.manual_seed(0)
     made = model(make_decoder("conv", (1, 12, 12), 3), (1, 12, 12))
@@ -147,6 +162,51 @@ def test_values_on_a_cpu_in_float32(kind, onednn, monkeypatch):
     with torch.no_grad():
         found = tangents.values(layer_chain(decoder), z)
         torch.testing.assert_close(found, decoder(z), atol=1e-5, rtol=1e-5)
+
+
+def test_a_bias_with_gaps_in_memory():
+    layer = nn.Linear(3, 5)
+    packed = torch.randn(5, 2)
+    for bias in (packed[:, 1], torch.randn(1).expand(5)):
+        layer.bias = nn.Parameter(bias)
+        z = torch.randn(7, 3)
+        with torch.no_grad():
+            torch.testing.assert_close(tangents.values([layer], z), layer(z))
+
+
+def test_wrong_types_and_sizes_have_the_errors_of_torch():
+    rows = torch.randn(4, 3)
+    with torch.no_grad():
+        for layer in (nn.Linear(3, 5).double(), nn.Linear(2, 5)):
+            with pytest.raises(RuntimeError, match=r"mat1 and mat2"):
+                tangents.values([layer], rows)
+
+
+def test_forward_mode_without_gradients():
+    """oneDNN's product has no forward derivative, so torch's own is used inside torch.func."""
+    network = CurvatureNetwork(3, 0)
+    nn.init.normal_(network.head.weight, std=0.1)
+    z, along = torch.randn(2, 3), torch.randn(2, 3)
+    expected = torch.func.jvp(lambda at: network(at)[0], (z,), (along,))[1]
+    with torch.no_grad():
+        found = torch.func.jvp(lambda at: network(at)[0], (z,), (along,))[1]
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(found, expected)
+
+
+def test_outputs_can_be_viewed():
+    """The likelihood of a user may call `view` on the decoder's output."""
+    layers = layer_chain(
+        nn.Sequential(
+            nn.Unflatten(1, (3, 1, 1)), nn.ConvTranspose2d(3, 2, 4), nn.ConvTranspose2d(2, 1, 4, 2, 1)
+        )
+    )
+    with torch.no_grad():
+        z = torch.randn(5, 3)
+        assert tangents.values(layers, z).is_contiguous()
+        assert tangents.value_and_pullback(layers, z)[0].is_contiguous()
+        assert chain_jacobian(nn.Sequential(*layers), z, 3)[0].is_contiguous()
+        assert tangents.values(layers, z[:0]).shape == (0, 1, 8, 8)
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -14,6 +14,8 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -171,13 +173,23 @@ def test_only_the_data_set_of_a_data_loader_is_used(grey, options):
     [
         ({"sampler": SubsetRandomSampler(range(20))}, "sampler, SubsetRandomSampler.*Subset"),
         ({"batch_sampler": BatchSampler(range(20), 5, drop_last=False)}, "its own batch_sampler"),
-        ({"collate_fn": list}, "its own collate_fn"),
+        ({"collate_fn": list}, "its own collate_fn.*items are what collate_fn makes"),
+        ({"sampler": SequentialSampler(range(20))}, "sampler, SequentialSampler"),
+        ({"sampler": RandomSampler(range(40))}, "sampler, RandomSampler"),
     ],
 )
 def test_data_loader_that_chooses_or_changes_examples_is_rejected(grey, options, message):
     for function in (from_arrays, as_data):
         with pytest.raises(DataError, match=message):
             function(DataLoader(Items(grey), **options))
+
+
+@pytest.mark.parametrize("many", [20, 40])
+def test_data_loader_that_repeats_examples_is_rejected(grey, many):
+    items = Items(grey)
+    sampler = RandomSampler(items, replacement=True, num_samples=many)
+    with pytest.raises(DataError, match="its own sampler, RandomSampler"):
+        as_data(DataLoader(items, sampler=sampler))
 
 
 def test_npy_file_is_loaded_and_split_by_seed(tmp_path, grey):

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from cases.exports import METHODS, check, model, run
+from torch import nn
 
 import recmix
 from recmix.exports.operators import onnx_operators
@@ -70,6 +71,12 @@ def test_onnx_of_a_refined_posterior(tmp_path):
     """Cholesky factors and triangular solves, in operators that ONNX has."""
     made = model("vlae", steps=1, network="dense")
     check(made, made.export(tmp_path / "vlae", format="onnx"), 1e-4)
+
+
+def test_onnx_of_a_posterior_that_is_refined_through_smooth_activations(tmp_path):
+    layers = (nn.Linear(2, 6), nn.SiLU(), nn.Linear(6, 64), nn.GELU(), nn.Unflatten(1, (1, 8, 8)))
+    made = model("vae", network="dense", decoder=nn.Sequential(*layers)).refined(1)
+    check(made, made.export(tmp_path / "x", format="onnx"), 1e-3)
 
 
 def test_example_of_the_documentation(tmp_path, monkeypatch, capsys):

@@ -80,7 +80,7 @@ def test_a_full_gaussian_stays_one():
     assert latent_shape(Gives(q), torch.zeros(3, 5)) == (2,)
 
 
-@pytest.mark.parametrize("kind", ["low rank", "independent", "nested", "recmix"])
+@pytest.mark.parametrize("kind", ["low rank", "independent", "nested", "recmix", "recmix low rank"])
 def test_gaussians_keep_their_covariance(kind):
     factor = torch.tensor([[1.0, 0.0], [0.7, 2.0]]).expand(3, 2, 2)
     made = {
@@ -88,15 +88,41 @@ def test_gaussians_keep_their_covariance(kind):
         "independent": Independent(MultivariateNormal(MEAN, scale_tril=factor), 0),
         "nested": SimpleNamespace(posterior=MultivariateNormal(MEAN, scale_tril=factor)),
         "recmix": recmix.posteriors.FullGaussian(MEAN, factor),
+        "recmix low rank": recmix.posteriors.LowRankGaussian(
+            MEAN, torch.randn(3, 2), torch.rand(3, 2, 1), torch.rand(3, 2, 1)
+        ),
     }[kind]
     found = read_posterior(made)
     known = made.posterior if kind == "nested" else made
     torch.testing.assert_close(found.log_prob(MEAN + 1), known.log_prob(MEAN + 1))
 
 
+class Pair(torch.distributions.Distribution):
+    """A distribution of a user, with the mean and the log-variance of a Gaussian."""
+
+    mean, logvar = MEAN, LOG_VARIANCE
+
+    def __init__(self):
+        super().__init__(validate_args=False)
+
+
+class Heavy(torch.distributions.Distribution):
+    """A distribution with a scale matrix that is not Gaussian."""
+
+    mean, scale_tril = MEAN, torch.eye(2).expand(3, 2, 2)
+
+    def __init__(self):
+        super().__init__(validate_args=False)
+
+
+def test_a_distribution_with_a_log_variance_is_read():
+    torch.testing.assert_close(read_posterior(Pair()), torch.cat([MEAN, LOG_VARIANCE], 1))
+
+
 @pytest.mark.parametrize(
     "out",
     [
+        Heavy(),
         Independent(Laplace(MEAN, torch.ones(3, 2)), 1),
         Independent(LogNormal(MEAN, torch.ones(3, 2)), 1),
         MixtureSameFamily(

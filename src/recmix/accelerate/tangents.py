@@ -32,10 +32,18 @@ def _leaky(layer: nn.Module, gradient: Tensor, before: Tensor, _after: Tensor) -
     return pulled
 
 
+def _silu(_layer: nn.Module, gradient: Tensor, before: Tensor, _after: Tensor) -> Tensor:
+    if torch.is_grad_enabled() or _traced():  # torch's own operator has no derivative and no ONNX form
+        gate = before.sigmoid()
+        return gradient * (gate * (1 + before * (1 - gate)))
+    pulled: Tensor = torch.ops.aten.silu_backward(gradient, before)
+    return pulled
+
+
 ACTIVATIONS: dict[type[nn.Module], Pull] = {
     nn.ReLU: _leaky,
     nn.LeakyReLU: _leaky,
-    nn.SiLU: lambda _layer, gradient, before, _after: torch.ops.aten.silu_backward(gradient, before),
+    nn.SiLU: _silu,
     nn.GELU: lambda layer, gradient, before, _after: torch.ops.aten.gelu_backward(
         gradient, before, approximate=layer.approximate
     ),
@@ -81,8 +89,13 @@ def values(layers: list[nn.Module], z: Tensor) -> Tensor:
     torch.Size([5, 3])
     """
     for layer in layers:
-        z = layer(z) if type(layer) in ACTIVATIONS else _linear(layer, z, bias=True)
-    return z
+        z = _value(layer, z)
+    return z.contiguous()  # so that a likelihood can use `view`
+
+
+def _value(layer: nn.Module, z: Tensor) -> Tensor:
+    """The output of one layer, which may be stored in any order."""
+    return layer(z) if type(layer) in ACTIVATIONS else _linear(layer, z, bias=True)
 
 
 @chain_output.register
@@ -112,7 +125,7 @@ def value_and_pullback(layers: list[nn.Module], z: Tensor) -> tuple[Tensor, Call
             gradient = _pull(layer, gradient, before, after)
         return gradient
 
-    return reached[-1], pullback
+    return reached[-1].contiguous(), pullback
 
 
 def _reached(layers: list[nn.Module], z: Tensor) -> list[Tensor]:
@@ -120,7 +133,7 @@ def _reached(layers: list[nn.Module], z: Tensor) -> list[Tensor]:
     reached = [z]
     for layer in layers:
         last = reached[-1].clone() if getattr(layer, "inplace", False) else reached[-1]
-        reached.append(values([layer], last))
+        reached.append(_value(layer, last))
     return reached
 
 
@@ -206,10 +219,17 @@ def _linear(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
 def fast_on_cpu(like: Tensor) -> bool:
     """Whether the fast CPU code for chains of layers may be used for the tensor `like`.
 
-    It must be on the CPU, with gradients disabled. Torch must neither compile nor trace.
+    It must be on the CPU, with gradients disabled, and not inside a transform of `torch.func`. Torch
+    must neither compile nor trace.
     """
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() or is_traceable()
-    return like.device.type == "cpu" and not torch.is_grad_enabled() and not traced
+    transformed = torch._C._functorch.maybe_current_level() is not None
+    plain = not torch.is_grad_enabled() and not transformed and not _traced()
+    return like.device.type == "cpu" and plain
+
+
+def _traced() -> bool:
+    """Whether torch compiles or traces the operations."""
+    return bool(torch.compiler.is_compiling() or torch._C._get_tracing_state() or is_traceable())
 
 
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -219,9 +239,13 @@ def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     which calls MKL.
     """
     onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if onednn is None or rows.dtype != torch.float32 or rows.ndim != 2 or not fast_on_cpu(rows):
+    types = {t.dtype for t in (rows, weight, bias) if t is not None}
+    fits = types == {torch.float32} and rows.ndim == 2 and rows.shape[1] == weight.shape[1]
+    if onednn is None or not fits or not fast_on_cpu(rows):
         return F.linear(rows, weight, bias)
-    product: Tensor = onednn(rows, weight, bias, "none", [], "")
+    # oneDNN reads the bias as if its numbers were side by side in memory.
+    shift = None if bias is None else bias.contiguous()
+    product: Tensor = onednn(rows, weight, shift, "none", [], "")
     return product
 
 
@@ -244,7 +268,7 @@ def _to_one_channel(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
     down, along = (size // step for size, step in zip(layer.kernel_size, layer.stride, strict=True))
     blocks = layer.weight.reshape(channels, down, tall, along, wide).permute(3, 1, 2, 4, 0)
     windows = _product(rows.permute(0, 2, 3, 1).flatten(0, 2), blocks.reshape(-1, channels))
-    windows = windows.view(count, height, width, along, -1)
+    windows = windows.view(count, height, width, along, down * tall * wide)
     lines = F.pad(windows[..., 0, :], (0, 0, 0, along - 1))  # (N, H, W + along - 1, down · tall · wide)
     for i in range(1, along):
         lines[:, :, i : i + width] += windows[..., i, :]
@@ -275,7 +299,7 @@ def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, T
     if layers is None:
         return NotImplemented
     reached = _reached(layers, z)
-    at = reached[-1]
+    at = reached[-1].contiguous()
     slopes = [
         _pull(layer, torch.ones_like(after), before, after) if type(layer) in ACTIVATIONS else None
         for layer, before, after in zip(layers, reached, reached[1:], strict=False)

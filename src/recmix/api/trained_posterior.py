@@ -120,8 +120,8 @@ class TrainedPosterior(nn.Module):
         """
         if getattr(x, "dtype", None) is torch.uint8:
             raise ConfigError(
-                "model(x) takes floating-point numbers in the units of the training, such as x / 255; "
-                "model.posterior(x) takes uint8, too"
+                "model(x) takes floating-point numbers in the units of the training: for images "
+                "x / 255, for counts and classes x.float(). model.posterior(x) takes uint8, too"
             )
         return infer(self.method, x, self.inference)
 

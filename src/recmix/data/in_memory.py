@@ -53,18 +53,27 @@ def dataset_of(x: Any) -> Any:
         return x.dataset
     samplers = (data.SequentialSampler, data.RandomSampler, data.DistributedSampler)
     own = ""
+    advice = "torch.utils.data.Subset(dataset, indices)"
     if x.batch_size is None and x.batch_sampler is not None:
         own = "batch_sampler"
-    elif type(x.sampler) not in samplers:
+    elif type(x.sampler) not in samplers or not _takes_all(x.sampler, x.dataset):
         own = f"sampler, {type(x.sampler).__name__}"
     elif x.collate_fn not in (data.default_collate, data.default_convert):
-        own = "collate_fn"
+        own, advice = "collate_fn", "a data set whose items are what collate_fn makes of them"
     if own:
         raise DataError(
             f"the DataLoader has its own {own}, but only its data set is used, with all examples: give "
-            "torch.utils.data.Subset(dataset, indices), or a data set whose items are what you want"
+            f"{advice}"
         )
     return x.dataset
+
+
+def _takes_all(sampler: Any, dataset: Any) -> bool:
+    """Whether one of torch's samplers gives each example of the data set once, over all processes."""
+    if hasattr(sampler, "num_replicas"):
+        return True
+    repeats = getattr(sampler, "replacement", False)
+    return sampler.data_source is dataset and len(sampler) == len(dataset) and not repeats
 
 
 def read_part(

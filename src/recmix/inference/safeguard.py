@@ -46,7 +46,8 @@ def _elbo_before(joint: LogJoint, start: Posterior, refined: Posterior, noise: T
     log r(z_s) is lower by b. The expectation E[b] has a closed form. So the estimate of E[f] is the mean
     of f(z_s), minus c (E[b] - b). If f and log r differ only by a constant, c = 1 removes the whole
     error. Far from the mode, f may be much flatter than log r. So each example has its own c, which is
-    a / b, limited to the range from 0 to 1.
+    a / b, limited to the range from 0 to 1. Because c comes from the same samples, the estimate has a
+    small bias. It is unreliable if the covariance of the refined posterior is far from right.
     """
     gaussians = (Gaussian, FullGaussian)
     if not (isinstance(start, gaussians) and isinstance(refined, gaussians)):

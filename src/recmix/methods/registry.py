@@ -57,10 +57,10 @@ def find_method(method: str | type[Method] | Method) -> type[Method]:
         return method
     trained = getattr(method, "method", None)
     if isinstance(trained, Method):
+        own = repr(trained.name) if trained.name in METHODS else type(trained).__name__
         raise ConfigError(
             f"method is a trained model, {shown(method)}; expected a name, a Method class or a Method "
-            f"instance: write recmix.fit({trained.name!r}, x, init=model), or "
-            "recmix.fit(model.method, x)"
+            f"instance: write recmix.fit({own}, x, init=model), or recmix.fit(model.method, x)"
         )
     if not isinstance(method, str):
         raise ConfigError(

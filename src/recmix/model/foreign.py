@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
+from torch.distributions import (
+    Distribution,
+    Independent,
+    LowRankMultivariateNormal,
+    MultivariateNormal,
+    Normal,
+)
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from recmix.errors import ConfigError
@@ -168,8 +174,8 @@ def _innermost(out: Any) -> Any:
     """Find the part of an encoder's output that holds the mean and variance.
 
     The result is `out` itself, or the content of an `Independent`, of a tuple or list whose only element
-    is not a tensor, or of an object that holds the posterior under one of the names in `NESTED`. A
-    distribution with a `scale_tril` is converted to a `MultivariateNormal`.
+    is not a tensor, or of an object that holds the posterior under one of the names in `NESTED`. Other
+    Gaussians with a full covariance are converted to a `MultivariateNormal`.
     """
     if isinstance(out, Tensor):
         return out
@@ -181,10 +187,21 @@ def _innermost(out: Any) -> Any:
     for name in NESTED:
         if (inner := _get(out, name)) is not None and not isinstance(inner, Tensor):
             return _innermost(inner)
-    factor = _get(out, "scale_tril") if isinstance(out, Distribution) else None
-    if isinstance(factor, Tensor) and not isinstance(out, MultivariateNormal):
-        return MultivariateNormal(out.mean, scale_tril=factor, validate_args=False)
-    return out
+    return _with_full_covariance(out) if isinstance(out, Distribution) else out
+
+
+def _with_full_covariance(out: Any) -> Any:
+    """Convert torch's and recmix's Gaussians of another form with correlations to `MultivariateNormal`.
+
+    Other distributions are returned unchanged.
+    """
+    if isinstance(out, LowRankMultivariateNormal):
+        return MultivariateNormal(out.mean, scale_tril=out.scale_tril, validate_args=False)
+    if not hasattr(out, "multiply"):  # a Gaussian of recmix has it: the product L ε
+        return out
+    units = torch.eye(out.mean.shape[-1], dtype=out.mean.dtype, device=out.mean.device)
+    factor = out.multiply(units[:, None].expand(-1, *out.mean.shape)).movedim(0, -1)  # L, (B, D, D)
+    return MultivariateNormal(out.mean, factor @ factor.mT, validate_args=False)
 
 
 def _mean_and_rest(out: Any) -> tuple[Tensor, Tensor]:
@@ -197,7 +214,7 @@ def _mean_and_rest(out: Any) -> tuple[Tensor, Tensor]:
         return out.mean, out.variance.log()
     if isinstance(out, Normal):
         return out.loc, 2 * out.scale.log()
-    if isinstance(out, Distribution) and not isinstance(_get(out, "log_variance"), Tensor):
+    if isinstance(out, Distribution) and _first(out, LOG_VARIANCES) is None:
         raise ConfigError(f"the encoder gave a {type(out).__name__}; {ACCEPTED}")
     if isinstance(out, tuple | list) and _first(out, MEANS) is None:  # a named tuple is read by names
         tensors = all(isinstance(part, Tensor) for part in out)

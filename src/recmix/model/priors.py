@@ -324,7 +324,8 @@ def as_prior(prior: Any, latent: int) -> Prior:
     """Convert an object to a `Prior`.
 
     None becomes N(0, I), and a `Prior` is returned unchanged. Other objects become an `OwnPrior`. Raise
-    a `ConfigError` if an object cannot be used, or if its samples do not have `latent` dimensions.
+    a `ConfigError` if an object cannot be used, or if its samples do not have `latent` dimensions. An
+    object whose `sample` raises a `NotImplementedError` is accepted: only drawing from it will fail.
     """
     if prior is None:
         return StandardNormal(latent)
@@ -334,6 +335,8 @@ def as_prior(prior: Any, latent: int) -> Prior:
     try:
         with torch.random.fork_rng():
             shape = tuple(made.sample(2).shape)
+    except NotImplementedError:
+        return made
     except Exception as error:  # whatever a user's code raises
         raise ConfigError(
             f"sample((2,)) of the prior {type(prior).__name__} failed: {type(error).__name__}: {error}. "

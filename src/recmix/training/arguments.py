@@ -119,8 +119,16 @@ def _unknown_option(method: str, name: str, known: Iterable[str]) -> str:
         known: all valid names of options, from which the message suggests a similar one.
     """
     text = unknown(f"option for {method}", name, known)
-    others = [one for one in sorted(METHODS) if name in method_options(one) | growth_options(one)]
+    others = [one for one in sorted(METHODS) if _has_option(one, name)]
     if others and not any(name in words for words in OTHER_WORDS.values()):
         text = f"unknown option for {method} {name!r}: it is an option of {', '.join(others)}"
     end = "" if text.endswith("?") else "."
     return f"{text}{end} `recmix train --help-all` describes all options"
+
+
+def _has_option(method: str, name: str) -> bool:
+    """Whether a registered method has this option. A class with wrong options has none."""
+    try:
+        return name in method_options(method) | growth_options(method)
+    except ConfigError:
+        return False
