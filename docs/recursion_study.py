@@ -79,8 +79,8 @@ class Setting:
         points: grid points in each direction.
         near: share of a batch that are varied images, and of decoder samples near the data.
         own: the true decoder and likelihood, if they are known.
-        few: splits of the rows of `EXTRA`; the other rows have all splits.
-        checked: splits in which the rows of `CHECKED` are also trained longer.
+        few: splits of the rows of `EXTRA`, 0 for none; the other rows have all splits.
+        checked: splits in which the rows of `CHECKED` are also trained longer, 0 for none.
         times: how many times as many updates this takes.
         latent: latent dimensions; there is a grid only for two.
     """
@@ -118,7 +118,9 @@ SETTINGS = {
     "digits": Setting((1197, 300, 300), (64, 64), 200, 50, 3e-3, 5.0, 501),
     "folds": Setting((2000, 300, 300), (64, 64), 60, 30, 3e-3, 4.5, 301, near=0.0, own=True, times=3),
     "mnist": Setting((5000, 500, 250), (128, 128), 60, 20, 2e-3, 6.0, 401),
-    "mnist20": Setting((10000, 1000, 300), (256, 256), 60, 20, 2e-3, 0.0, 0, latent=20),
+    "mnist20": Setting(
+        (10000, 1000, 300), (256, 256), 60, 20, 2e-3, 0.0, 0, few=0, checked=0, latent=20
+    ),
 }
 SECOND: Options = {
     "train": "encoder",
@@ -253,6 +255,8 @@ class Study:
 
     def _longer(self, rows: dict[str, Options]) -> dict[str, str]:
         """The names of the rows that are trained longer."""
+        if not self.setting.checked:
+            return {}
         return {row: f"{row}, {self.setting.times} times the updates" for row in CHECKED if row in rows}
 
     def choose(self) -> Options | None:
@@ -412,7 +416,7 @@ class Study:
         summary = summarised(arrays)
         for row in summary["rows"]:
             name = row["row"]
-            if name in rows:
+            if name in self._of(0, rows):
                 runs = [self.folder.run(name, s) for s in self.splits if name in self._of(s, rows)]
                 curves = [[h["val_elbo"] for h in run.history()] for run in runs]
                 row["options"] = rows[name]

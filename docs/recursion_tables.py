@@ -114,7 +114,7 @@ def by_group(kind: str) -> str:
             continue
         own = {row: row for row in (CONTROL, BLIND, BATCH, INSTANCE)}
         for used, times in ((own, ""), (found["longer"], f", {found['setting']['times']} times")):
-            for group, label in words.items():
+            for group, label in words.items() if used else ():
                 truth = found["groups"][kind][group]
                 parts = {row: rows[used[row]]["groups"][kind][group] for row in own}
                 splits = len(parts[CONTROL])

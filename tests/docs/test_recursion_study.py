@@ -264,18 +264,30 @@ def test_what_the_last_fifth_of_the_epochs_adds():
 
 
 def test_a_tiny_study_with_three_dimensions_has_no_grid(tmp_path, monkeypatch):
-    tiny = recursion_study.Setting((40, 30, 6), (4,), 1, 1, 1e-3, 0.0, 0, latent=3)
+    sizes = (40, 30, 6)
+    tiny = recursion_study.Setting(sizes, (4,), 1, 1, 1e-3, 0.0, 0, few=0, checked=0, latent=3)
     monkeypatch.setitem(recursion_study.SETTINGS, "digits", tiny)
     monkeypatch.setattr(recursion_study, "BOUNDS", (1.0,))
     rates = {row: (options, (1.0,)) for row, (options, _) in recursion_study.TUNED.items()}
     monkeypatch.setattr(recursion_study, "TUNED", rates)
-    words = ["digits", "--out", str(tmp_path), "--splits", "1", "--rows", recursion_study.BATCH]
+    words = [
+        "digits",
+        "--out",
+        str(tmp_path),
+        "--splits",
+        "1",
+        "--rows",
+        recursion_study.BATCH,
+        "RME(2)",
+    ]
     given = recursion_study.options().parse_args(words)
     given.setting = tiny
     assert recursion_study.Study(given).run()
     found = json.loads((tmp_path / "recursion_digits" / "recursion_digits.json").read_text())
     rows = {row["row"]: row for row in found["rows"]}
-    assert {"VAE+", recursion_study.BATCH, "VAE+ refined, 4 steps"} <= set(rows)
+    kept = ["VAE", "VAE+", recursion_study.BATCH, "VAE+ calibrated width", "VAE+ refined, 4 steps"]
+    assert list(rows) == kept  # no row of fewer splits, and none is trained longer
+    assert found["longer"] == {}
     assert "modes" not in found
     refined = rows["VAE+ refined, 4 steps"]["elbo"][0]
     assert rows["VAE+"]["elbo"][0] < refined < found["log_evidence"][0]
