@@ -247,6 +247,28 @@ def decoders(rows: Sequence[Line]) -> str:
     return "".join(text)
 
 
+def repeated(first: Sequence[Line], again: Sequence[Line]) -> str:
+    """The means of rows over the splits that were trained twice, and the largest difference of a split.
+
+    Args:
+        first: the published rows.
+        again: rows of the same columns, trained again from nothing.
+    """
+    known = {(row["dataset"], row["dim"], row["row"]): row for row in first}
+    lines = []
+    for row in again:
+        published = known[row["dataset"], row["dim"], row["row"]]
+        cells = [row["row"]]
+        for values in ("values", "elbos"):
+            before = dict(zip(published["split numbers"], published[values], strict=True))
+            old, new = [before[s] for s in row["split numbers"]], row[values]
+            largest = max(abs(a - b) for a, b in zip(old, new, strict=True))
+            cells += [f"{statistics.fmean(old):.2f}", f"{statistics.fmean(new):.2f}", f"{largest:.3f}"]
+        lines.append(cells)
+    heads = ["row", "IWAE-100", "again", "largest difference", "ELBO", "again", "largest difference"]
+    return table(heads, lines, numbers=6)
+
+
 AT_THAT_RATE = ("ME(2)", "ME(5)", "RME(2)", "RME(5)", "RESIDUAL", "RME RESIDUAL(4)")
 
 
@@ -379,6 +401,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "column-gains": lambda: column_gains(columns()),
     "same-rate": lambda: same_rate(columns()),
     "decoders": lambda: decoders(columns("decoders.json")),
+    "repeated": lambda: repeated(columns("decoders.json"), columns("decoders_repeated.json")),
     "not-run": lambda: not_run(columns()),
 }
 """Functions that make each table, by its name in the pages."""

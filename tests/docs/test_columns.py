@@ -116,6 +116,14 @@ def test_fully_connected_decoders_stand_beside_the_papers_two_figures():
     assert column_tables.decoders([]).startswith("0 of the paper's 52 figures")
 
 
+def test_repeated_splits_are_compared_with_the_same_splits():
+    same = {"dataset": "omniglot", "dim": 10, "row": "VAE"}
+    first = same | {"split numbers": [0, 1, 2], "values": [1.0, 2.0, 9.0], "elbos": [0.0, 1.0, 9.0]}
+    again = same | {"split numbers": [1, 0], "values": [2.5, 1.0], "elbos": [1.0, 0.0]}
+    text = column_tables.repeated([first], [again])
+    assert "| VAE | 1.50 | 1.75 | 0.500 | 0.50 | 0.50 | 0.000 |" in text
+
+
 def test_mixtures_are_compared_with_the_control_at_their_rate():
     names = {"VAE+": 0.0, "VAE+ at rate 1e-4": 3.0, "ME(2)": 4.0, "ME(5)": 5.0, "RME(2)": 3.5}
     rows = [row(name, [930.0 + gain, 932.0 + gain]) for name, gain in names.items()]
