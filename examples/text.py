@@ -93,7 +93,10 @@ def main() -> None:
     path = parser.parse_args().data
     torch.set_num_threads(1)  # the layers are small
     made = make_sentences(1200)
-    data = recmix.data.load(path) if path else recmix.data.from_texts(made[100:], test=made[:100])
+    try:
+        data = recmix.data.load(path) if path else recmix.data.from_texts(made[100:], test=made[:100])
+    except recmix.RecmixError as error:
+        parser.error(str(error))
     start = time.process_time()
     plain, vae, rme = train(data, epochs=20, options=LARGE if path else SMALL)
     assert data.x_test is not None

@@ -43,6 +43,19 @@ def test_texts_go_to_the_terminal_or_to_a_file(runs, capsys):
         assert lines.read().splitlines() == shown
 
 
+def test_smiles_strings_with_a_wrong_syntax_are_counted(tmp_path, capsys):
+    smiles = recmix.data.from_texts(["C(C)O", "CC(O)C", "C1CC1", "OCC"] * 5, kind="smiles")
+    model = recmix.fit("vae", smiles, units=8, heads=2, blocks=1, **TINY)
+    model.save(tmp_path / "run")
+    texts = [text for text in model.sample_texts(30, seed=0) if text]
+    wrong = smiles.vocabulary.encode(texts).problems["that are not valid SMILES strings"]
+    assert 0 < wrong < len(texts)
+    assert call("generate", tmp_path / "run", "--count", 30, "--seed", 0, "--device", "cpu") == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"note: {30 - len(texts)} of 30 draws are no text and are left out" in shown
+    assert f"note: {wrong} of these {len(texts)} have not the syntax of a SMILES string" in shown
+
+
 def test_pictures_are_a_grid_and_arrays_are_stored(runs, tmp_path):
     assert call("generate", runs / "images", "--count", 3, "--device", "cpu") == 0
     assert (tmp_path / "samples.png").read_bytes().startswith(b"\x89PNG")

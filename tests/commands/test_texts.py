@@ -32,6 +32,7 @@ def train(*words, out="runs/vae", data="texts.txt", method="vae"):
     return call("train", "--data", data, "--method", method, *words, "--out", out)
 
 
+@pytest.mark.filterwarnings("always::recmix.data.DataWarning")  # shown as a note
 def test_texts_from_training_to_evaluation(place, capsys):
     assert train("--length", "4", "--vocabulary-size", "8", *SHORT) == 0
     assert "2 of 27 texts are left out (1 empty, 1 longer than 3 tokens)" in capsys.readouterr().err
@@ -46,6 +47,19 @@ def test_texts_from_training_to_evaluation(place, capsys):
     assert Run("runs/rme").vocabulary() == Run("runs/vae").vocabulary()
     assert call("evaluate", "runs/rme", "--samples", "3") == 0
     assert call("evaluate", "runs/rme", "--samples", "3", "--data", "other.txt", "--split", "train") == 0
+    texts = [f"{animal} {verb}" for animal in "abc" for verb in "fghijklm"]
+    (place / "long.txt").write_text("\n".join([*texts, "a b c d e f"]))
+    capsys.readouterr()
+    assert call("evaluate", "runs/rme", "--samples", "3", "--data", "long.txt") == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "1 longer than 3 tokens); the length is that of the trained model" in shown
+    assert "give length" not in shown
+    assert "give a folder with the files train.txt and test.txt (.smi for molecules)" in shown
+    assert "numpy" not in shown
+    assert call("export", "runs/rme", "--out", "exported") == 0
+    vocabulary = json.loads((place / "exported/vocabulary.json").read_text())
+    assert vocabulary["tokens"] == list(Run("runs/vae").vocabulary().tokens)
+    assert json.loads((place / "exported/export.json").read_text())["vocabulary"] == "vocabulary.json"
 
 
 def test_run_that_was_killed_before_its_vocabulary_was_written_is_resumed(place):

@@ -72,6 +72,10 @@ FITTING = {
     "counts": [COUNTS, COUNTS.astype(np.float64), sparse.csr_array(COUNTS), torch.tensor(COUNTS)],
     "classes:10": [COUNTS, torch.tensor(COUNTS), sparse.csr_array(COUNTS), np.arange(10)],
     "padded_classes:10": [COUNTS, -COUNTS],
+    "graph:3*3+2*3": [
+        np.array([[1, 2, 2, 1, 0, 1], [2, 1, 0, 1, -1, -1], [0, -1, -1, -1, -1, -1]]),
+        np.array([[1, 0, -1, -1, -1, -1]], np.float32),
+    ],
     "eight_bit": [GREY, GREY / 255, np.array([[False, True]])],
 }
 
@@ -101,6 +105,27 @@ NOT_FITTING = [
     ("eight_bit", 0.5, r"k / 255.*value 0\.5 .*uint8"),
     ("eight_bit", 2.0, "value 2"),
 ]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        [1, 3, 2, 1, 0, 1],  # a class that does not exist
+        [1, 2, 2, 1, 2, 1],
+        [2, 0, 1, -1, -1, -1],  # a node after "no node"
+        [2, 0, 0, -1, -1, -1],
+        [2, 0, -1, 0, -1, -1],  # an edge of a node that does not exist
+        [2, 1, -1, 1, -1, -1],  # no "no node" after the last one
+        [1, 2, 2, 1, -1, 1],  # no class for an edge of two nodes
+        [1, 2, 1.5, 1, 0, 1],
+    ],
+)
+def test_graphs_that_the_likelihood_cannot_have_are_rejected(graph):
+    x = np.array([[1, 2, 2, 1, 0, 1], graph])
+    with pytest.raises(
+        DataError, match=r"needs graphs \(3 nodes .* in example 1: see .*CategoricalGraph"
+    ):
+        check_values(x, "graph:3*3+2*3", "graph")
 
 
 @pytest.mark.parametrize(("requirement", "value", "message"), NOT_FITTING)

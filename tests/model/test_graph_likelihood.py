@@ -127,7 +127,7 @@ def test_it_is_made_by_name_and_from_its_options():
     again = CategoricalGraph.for_data((10,), **made.model_options())
     assert repr(again) == repr(made)
     assert again.output_shape((10,)) == (4 * 3 + 6 * 2,)
-    assert again.requirement == "padded_classes:3*4+2*6"
+    assert again.requirement == "graph:3*4+2*6"
     assert not list(made.state_dict())
 
 

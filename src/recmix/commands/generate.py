@@ -45,12 +45,23 @@ def generate_command(
 
 def _texts(model: Model, count: int, file: Path | None, seed: int) -> None:
     """Draw texts from the model, and print them or write them to a file, one on each line."""
+    from recmix.model.sequence_vocabulary import NOT_SMILES
+
     if file is not None and file.suffix in (*PICTURES, ".npy"):
         raise ConfigError(f"--out {file}: this run makes texts: give a .txt or .smi file")
     drawn = model.sample_texts(count, seed=seed)
     texts = [text for text in drawn if text]
     if len(texts) < count:
-        err.print(f"note: {count - len(texts)} of {count} draws are no valid text and are left out")
+        err.print(f"note: {count - len(texts)} of {count} draws are no text and are left out")
+    vocabulary = model.vocabulary
+    assert vocabulary is not None
+    if vocabulary.molecules and texts:
+        wrong = vocabulary.encode(texts).problems.get(NOT_SMILES, 0)
+        err.print(
+            f"note: {wrong} of these {len(texts)} have not the syntax of a SMILES string. "
+            "recmix evaluate RUN --report molecules says how many samples are valid molecules",
+            highlight=False,
+        )
     if file is None:
         for text in texts:
             out.print(plain(text), highlight=False, soft_wrap=True)

@@ -68,10 +68,12 @@ def note_random_part(model: Model, data: Data, split: str, name: str, *, own: bo
         if model.spec.data
         else (". The model may have been trained on some of these examples: then the score is too good")
     )
+    parts = f"a file with x_train and x_{split}, made with numpy.savez"
+    if data.vocabulary is not None:
+        parts = f"a folder with the files train.txt and {split}.txt (.smi for molecules)"
     err.print(
         f"note: {name} has no {split} part: a random tenth, {sizes[split]:,} of {total:,} examples, is "
-        "scored, the same each time. To score others, give a file with x_train and "
-        f"x_{split}, made with numpy.savez{seen}",
+        f"scored, the same each time. To score others, give {parts}{seen}",
         highlight=False,
         markup=False,
     )

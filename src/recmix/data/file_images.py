@@ -69,8 +69,9 @@ class ImageFolder:
         found = self._walk() if self.is_folder else self._archive()[0].namelist()
         names = sorted(name for name in found if _is_image_name(name))
         if not names:
+            texts = ", or texts in train.txt, val.txt and test.txt" if self.is_folder else ""
             raise DataError(
-                f"{self.root} has no images; expected files that end in {', '.join(SUFFIXES)}"
+                f"{self.root} has no images; expected files that end in {', '.join(SUFFIXES)}{texts}"
             )
         return names
 

@@ -48,8 +48,8 @@ or convert the values to counts
     - "classes:K": whole numbers from 0 to K - 1;
     - "padded_classes:K": as "classes:K", but negative whole numbers are allowed, too: they mark
       padding;
-    - "padded_classes:K*N+L*M": as "padded_classes", with K classes for the first N values of an example
-      and L classes for the next M values;
+    - "graph:A*n+E*m": n nodes of A classes, then m = n(n-1)/2 edges of E classes, with padding, see
+      `recmix.likelihoods.CategoricalGraph`;
     - "eight_bit": k / 255 for a whole number k from 0 to 255.
 
     Args:
@@ -173,24 +173,20 @@ def _find(requirement: str) -> _Requirement:
     if requirement in _REQUIREMENTS:
         return _REQUIREMENTS[requirement]
     name, _, number = requirement.partition(":")
+    if name == "graph" and (sizes := re.fullmatch(r"(\d+)\*(\d+)\+(\d+)\*\d+", number)):
+        return _graph(*map(int, sizes.groups()))
     if name not in ("classes", "padded_classes"):
-        names = [*_REQUIREMENTS, "classes:K", "padded_classes:K"]
+        names = [*_REQUIREMENTS, "classes:K", "padded_classes:K", "graph:A*n+E*m"]
         raise ConfigError(unknown("requirement of a likelihood", requirement, names))
-    if not re.fullmatch(r"[1-9]\d*|[1-9]\d*\*\d+(\+[1-9]\d*\*\d+)+", number):
+    if not re.fullmatch(r"[1-9]\d*", number):
         raise ConfigError(
             f"the requirement is {requirement!r}; expected a number of classes, such as '{name}:5'"
         )
-    groups = [[int(part) for part in group.split("*")] for group in number.split("+")]
-    padded = name == "padded_classes"
-    last = np.repeat([classes - 1 for classes, *_ in groups], [(n or [1])[0] for _, *n in groups])
-    words = " and then ".join(
-        f"from 0 to {classes - 1}" + "".join(f" for {n} values" for n in count)
-        for classes, *count in groups
-    )
+    last, padded = int(number) - 1, name == "padded_classes"
+    words = f"from 0 to {last}"
 
     def fits(x: Array) -> Array:
-        limit = last if len(last) == x.shape[-1] else last.max()
-        found: Array = (_whole(x) if padded else _count(x)) & (x <= limit)
+        found: Array = (_whole(x) if padded else _count(x)) & (x <= last)
         return found
 
     return _Requirement(
@@ -198,4 +194,29 @@ def _find(requirement: str) -> _Requirement:
         fits,
         False,
         f"number the classes {words}, or give the right number of classes",
+    )
+
+
+def _graph(node_classes: int, nodes: int, edge_classes: int) -> _Requirement:
+    """The requirement of graphs of at most `nodes` nodes; see `recmix.likelihoods.CategoricalGraph`."""
+    rows, columns = np.triu_indices(nodes, 1)
+    limits = np.repeat([node_classes, edge_classes], [nodes, len(rows)])
+
+    def fits(x: Array) -> Array:
+        if x.ndim == 1:  # the values of a sparse matrix that are not 0: their places are not known
+            return np.asarray(_whole(x) & (x < limits.max()))
+        node = x[..., :nodes]
+        ended = np.cumsum(node <= 0, -1) - (node <= 0) > 0  # whether an earlier node is "no node"
+        there = ~ended & (node > 0)
+        real = np.concatenate([~ended, there[..., rows] & there[..., columns]], -1)
+        found: Array = _whole(x) & np.where(real, (x >= 0) & (x < limits), x < 0)
+        return found
+
+    return _Requirement(
+        f"graphs ({nodes} nodes of classes from 0 to {node_classes - 1}, then {len(rows)} edges of "
+        f"classes from 0 to {edge_classes - 1}; the first node of class 0, 'no node', ends a graph; "
+        "later nodes, and edges of nodes that do not exist, are -1)",
+        fits,
+        False,
+        "see recmix.likelihoods.CategoricalGraph, or give molecules as SMILES strings",
     )

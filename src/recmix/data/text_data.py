@@ -47,6 +47,7 @@ LENGTH_NOTE = (
     "the length suffices for 99 % of the training texts, but not for texts that are far longer than "
     "most; give length=... (--length) for another one"
 )
+FIXED_LENGTH_NOTE = "the length is that of the trained model"
 
 
 class DataWarning(UserWarning):
@@ -187,6 +188,7 @@ def data_of_texts(
     different = list(dict.fromkeys(text for texts in filled.values() for text in texts))
     forms = dict(zip(different, made.normal_forms(different), strict=True))
     filled = _complete(filled, forms, name=name, seed=seed, need_test=need_test)
+    length_note = LENGTH_NOTE if vocabulary is None else FIXED_LENGTH_NOTE
     if vocabulary is None:
         vocabulary = _vocabulary(made, filled["train"], options)
     left_out = {"empty": empty} if empty else {}
@@ -198,7 +200,7 @@ def data_of_texts(
         if not len(found.x):
             said = ", ".join(f"{count:,} {problem}" for problem, count in found.problems.items())
             long = options.get("length") is None and "longer" in said
-            advice = LENGTH_NOTE if long else "give other texts, or a larger length"
+            advice = length_note if long else "give other texts, or a larger length"
             raise DataError(f"{name}: no {_PARTS[key]} text is left of {len(texts):,}: {said}; {advice}")
         for problem, count in found.problems.items():
             into = changed if problem in KEPT else left_out
@@ -213,7 +215,7 @@ def data_of_texts(
         source=source,
         fields=vocabulary.fields,
         vocabulary=vocabulary,
-        notes=tuple(_notes(filled, forms, total, left_out, changed, options)),
+        notes=tuple(_notes(filled, forms, total, left_out, changed, options, length_note)),
         held_out=tuple(part for part in filled if part not in given),
     )
 
@@ -356,11 +358,13 @@ def _notes(
     left_out: Mapping[str, int],
     changed: Mapping[str, int],
     options: Mapping[str, Any],
+    length_note: str,
 ) -> Iterable[str]:
     """Yield the notes of a data set of texts, which become `Data.notes`.
 
     `forms` is {text: its normal form}, and `total` is the number of texts before any were left out.
     `left_out` and `changed` are {problem: number of texts}, of texts that were left out or kept.
+    `length_note` says where the length of examples comes from.
     """
     if all(is_number(word) for texts in parts.values() for text in texts for word in text.split()):
         yield "all words are numbers: is this a table? Then save it as .csv or .npy"
@@ -368,7 +372,7 @@ def _notes(
         said = ", ".join(f"{count:,} {problem}" for problem, count in left_out.items())
         yield f"{sum(left_out.values()):,} of {total:,} texts are left out ({said})"
         if options.get("length") is None and any("longer" in problem for problem in left_out):
-            yield LENGTH_NOTE
+            yield length_note
     for problem, count in changed.items():
         yield f"{count:,} texts {problem}"
     train = {forms[text] for text in parts["train"]}

@@ -23,6 +23,7 @@ from recmix.exports.graphs import DecoderGraph, Graph, X, frozen, posterior_grap
 from recmix.exports.operators import BACKWARD, ELEMENTARY, onnx_operators
 from recmix.inference.gauss_newton import traceable
 from recmix.runs.files import remove_parts, write_bytes, write_json
+from recmix.runs.folder import VOCABULARY
 from recmix.runs.spec import Spec
 from recmix.training.build import Trained, load_trained
 
@@ -31,7 +32,11 @@ __all__ = ["SUFFIX", "check_format", "export"]
 SUFFIX = {"onnx": ".onnx", "torchscript": ".pt", "pt2": ".pt2"}
 """The formats of an export, and the suffix of their files."""
 DESCRIPTION = "export.json"
-FILES = (DESCRIPTION, *(graph + end for graph in ("posterior", "decoder") for end in SUFFIX.values()))
+FILES = (
+    DESCRIPTION,
+    VOCABULARY,
+    *(graph + end for graph in ("posterior", "decoder") for end in SUFFIX.values()),
+)
 OPSET = 18
 FORMAT = 2
 LONG = 500  # ONNX graphs with at least this many operators are not simplified: that would take minutes
@@ -48,8 +53,8 @@ def export(
 ) -> Path:
     """Write the posterior and the decoder of a trained run as two files that need no recmix to run.
 
-    A third file, ``export.json``, describes their inputs and outputs. The function returns the folder
-    with the three files.
+    A third file, ``export.json``, describes their inputs and outputs. A model of texts also gets the
+    file ``vocabulary.json``. The function returns the folder with these files.
 
     Args:
         run: a trained method, or the folder of a run.
@@ -74,6 +79,8 @@ def export(
     _make_folder(folder)
     for name, content in made.items():
         write_bytes(folder / (name + SUFFIX[format]), content)
+    if trained.vocabulary is not None:
+        write_json(folder / VOCABULARY, trained.vocabulary.describe())
     write_json(folder / DESCRIPTION, _description(trained.spec, format, fuse, graphs, made))
     return folder
 
@@ -94,6 +101,8 @@ def _description(
             "inputs": {key: list(shape) for key, shape in graph.inputs.items()},
             "outputs": {key: list(shape) for key, shape in graph.outputs.items()},
         }
+    if spec.data.get("vocabulary"):
+        found["vocabulary"] = VOCABULARY
     model = graphs["posterior"].latent_model
     requirement = model.likelihood.requirement
     found["posterior"] |= {"values": {X: requirement}, "range": {X: _range(requirement)}}
@@ -116,7 +125,7 @@ def _range(values: str) -> list[float | None] | None:
         return [0.0, 1.0]
     if kind in ("counts", "classes"):
         return [0.0, float(classes) - 1 if classes else None]
-    if kind != "padded_classes":
+    if kind not in ("padded_classes", "graph"):
         return None
     return [None, max(float(group.partition("*")[0]) for group in classes.split("+")) - 1]
 
@@ -139,7 +148,7 @@ def check_format(format: str) -> None:
 
 def _check_folder(folder: Path, overwrite: bool) -> None:
     if folder.suffix in SUFFIX.values() or (folder.exists() and not folder.is_dir()):
-        raise RunError(f"{folder} names a file: an export is three files in a folder, so name a folder")
+        raise RunError(f"{folder} names a file: an export is a folder of files, so name a folder")
     there = [name for name in FILES if (folder / name).exists()]
     if there and not overwrite:
         raise RunError(

@@ -160,7 +160,8 @@ def complete_options(
             f"the examples have the fields {', '.join(names)}, for which there is no built-in network. "
             "Give your own networks, which take a dict of tensors: encoder= and decoder= "
             "(--networks module:function). Or save one field alone as the data: "
-            f"numpy.savez(path, x_train={names[0]})"
+            f"numpy.savez(path, x_train={names[0]}). Graphs, with the fields nodes and edges, need "
+            "network='graph' (--network graph)"
         )
     found |= {"network": network, "decoder_network": decoder_network}
     if (likelihood := own.likelihood) is not None:

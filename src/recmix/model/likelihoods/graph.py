@@ -77,12 +77,9 @@ class CategoricalGraph(Likelihood):
 
     @property
     def requirement(self) -> str:
-        """The text "padded_classes:A*n+E*m", for n nodes of A classes, then m edges of E classes.
-
-        The values are class numbers from 0, or negative for padding.
-        """
+        """The text "graph:A*n+E*m", for n nodes of A classes, then m edges of E classes."""
         nodes, edges = f"{self.node_classes}*{self.nodes}", f"{self.edge_classes}*{self.edges}"
-        return f"padded_classes:{nodes}+{edges}"
+        return f"graph:{nodes}+{edges}"
 
     def output_shape(self, shape: Shape) -> Shape:
         """The shape of the decoder's output: (n·A + n(n-1)/2·E,) for A node and E edge classes."""
