@@ -130,6 +130,7 @@ SECOND: Options = {
     "validation_samples": 1,
     "batch_size": 200,
     "checkpoint_every": 1000,
+    "device": "cpu",
 }
 NARROW = 0.25
 """Width of the correctors. The default width is meant for larger encoders than those of this study."""
@@ -213,7 +214,7 @@ class Study:
         self.setting = given.setting
         self.clock = Clock(given.seconds)
         self.place = given.out / f"recursion_{given.dataset}"
-        self.folder = Folder(self.place, self.clock, self.setting.parts)
+        self.folder = Folder(self.place, self.clock, lambda: {"device": "cpu", **self.setting.parts()})
         self.splits = range(given.splits)
         self._sets: dict[int, Data] = {}
         self._spent: list[float] = []
