@@ -83,6 +83,8 @@ class Setting:
         checked: splits in which the rows of `CHECKED` are also trained longer, 0 for none.
         times: how many times as many updates this takes.
         latent: latent dimensions; there is a grid only for two.
+        warmup: epochs in which the weight of the KL divergence rises, in the first stage. Without it
+            most of twenty dimensions stay at the prior.
     """
 
     sizes: tuple[int, int, int]
@@ -98,6 +100,7 @@ class Setting:
     checked: int = 10
     times: int = 2
     latent: int = 2
+    warmup: int = 0
 
     @property
     def exact(self) -> bool:
@@ -119,7 +122,7 @@ SETTINGS = {
     "folds": Setting((2000, 300, 300), (64, 64), 60, 30, 3e-3, 4.5, 301, near=0.0, own=True, times=3),
     "mnist": Setting((5000, 500, 250), (128, 128), 60, 20, 2e-3, 6.0, 401),
     "mnist20": Setting(
-        (10000, 1000, 300), (256, 256), 60, 20, 2e-3, 0.0, 0, few=0, checked=0, latent=20
+        (10000, 1000, 300), (256, 256), 100, 10, 1e-3, 0.0, 0, few=0, checked=0, latent=20, warmup=10
     ),
 }
 SECOND: Options = {
@@ -340,6 +343,7 @@ class Study:
             "learning_rate": self.setting.rate,
             "validation_samples": 5,
             "train": "encoder" if self.setting.own else "all",
+            "kl_warmup": self.setting.warmup,
             **({"standardise": "none"} if self.setting.own else {}),
             **self.setting.parts(),
         }
