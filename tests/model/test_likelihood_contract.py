@@ -7,6 +7,7 @@ import torch
 from cases.likelihoods import CASES, log_marginal
 from torch import distributions
 
+from recmix.data import check_values
 from recmix.errors import ConfigError
 from recmix.inference import Inference
 from recmix.inference.gauss_newton import normal_equations
@@ -48,6 +49,13 @@ def test_shapes(case):
         model.likelihood.log_prob(x, decoded)[1], model.likelihood.log_prob(x, decoded[1])
     )
     assert len(model.likelihood.mean(decoded)) == 4
+
+
+def test_a_blank_example_is_possible(case):
+    likelihood = case.model().likelihood
+    blank = likelihood.blank(case.shape)
+    assert blank.shape == (1, *case.shape)
+    check_values(blank, likelihood.requirement, likelihood.name)
 
 
 def test_residual_is_the_derivative(case):

@@ -71,7 +71,7 @@ class ServedRun:
     shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        blank = np.zeros((1, *self.model.spec.shape), np.float32)
+        blank = self.model.latent_model.likelihood.blank(self.model.spec.shape)
         q = self.model.posterior(blank)  # this also warms up the networks
         self.components = q.weights.shape[1]
         self.latent = q.mean.shape[1]

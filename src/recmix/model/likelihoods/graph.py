@@ -81,6 +81,12 @@ class CategoricalGraph(Likelihood):
         nodes, edges = f"{self.node_classes}*{self.nodes}", f"{self.edge_classes}*{self.edges}"
         return f"graph:{nodes}+{edges}"
 
+    def blank(self, shape: Shape) -> Tensor:
+        """The graph without nodes, (1, *shape)."""
+        x = torch.full((1, *shape), -1.0)
+        x[:, 0] = 0
+        return x
+
     def output_shape(self, shape: Shape) -> Shape:
         """The shape of the decoder's output: (n·A + n(n-1)/2·E,) for A node and E edge classes."""
         return (self.nodes * self.node_classes + self.edges * self.edge_classes,)

@@ -102,6 +102,10 @@ class Likelihood(nn.Module, ABC):
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one example, (..., *event), for each decoder output (..., *output), without gradient."""
 
+    def blank(self, shape: Shape) -> Tensor:
+        """One example (1, *shape) that the likelihood accepts, to try networks on. Here it is zeros."""
+        return torch.zeros(1, *shape)
+
     def mean(self, decoded: Tensor) -> Tensor:
         """E[x | z], (..., *event), for decoder outputs (..., *output). This default averages samples."""
         generator = torch.Generator(decoded.device).manual_seed(0)
