@@ -97,12 +97,17 @@ def table(lines: list[str]) -> str:
     return "\\begin{center}\\small" + f"\n{fitted}\n" + r"\end{center}"
 
 
+WIDTHS = {"frontier.png": 0.9}
+"""Widths of figures, as a share of the line; others have 0.62."""
+
+
 def figure(line: str) -> str:
     """An image with its text as caption."""
     text, path = re.fullmatch(r"!\[(.*)\]\((.*)\)", line).groups()  # type: ignore[union-attr]
+    width = WIDTHS.get(Path(path).name, 0.62)
     return (
         "\\begin{figure}[t]\n\\centering\n"
-        f"\\includegraphics[width=0.8\\linewidth]{{{path}}}\n\\caption{{{inline(text)}}}\n\\end{{figure}}"
+        f"\\includegraphics[width={width}\\linewidth]{{{path}}}\n\\caption{{{inline(text)}}}\n\\end{{figure}}"
     )
 
 
