@@ -56,7 +56,10 @@ def torchrun(processes, folder, *requests):
     command += [str(script), str(Path(__file__).parents[1]), str(folder), json.dumps(requests)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
+    if done.returncode:
+        # Torch's own threads rarely abort a process after its last Python code, when all runs are done.
+        assert "terminate called without an active exception" in done.stderr, done.stderr
+        assert all(Run(one["out"]).status()["status"] == "done" for one in requests), done.stderr
     # Threads of a process group that is still open could abort Python at its end.
     assert (folder / "left").read_text() == "False"
 
