@@ -194,9 +194,7 @@ def test_nodes_and_edges_are_checked_against_their_own_classes():
     x[1, 0] = 3  # a node class, but no edge class
     check_values(x, LIKELIHOOD.requirement, "graph")
     x[1, NODES] = 3
-    with pytest.raises(
-        DataError, match=r"classes from 0 to 3, then 10 edges of classes from 0 to 2.*example 1"
-    ):
+    with pytest.raises(DataError, match=r"from 0 to 3, then 10 edges of classes from 0 to 2.*example 1"):
         check_values(x, LIKELIHOOD.requirement, "graph")
 
 
