@@ -10,7 +10,7 @@ from torch.distributions import (
     TransformedDistribution,
 )
 
-from recmix.model.priors import OwnPrior
+from recmix.model.priors import OwnPrior, as_prior
 
 DENSITIES = {
     "full": MultivariateNormal(torch.ones(2), torch.eye(2)),
@@ -32,3 +32,17 @@ def test_a_distribution_moves_with_the_prior_and_the_users_own_stays(name):
     z = torch.zeros(3, 2, dtype=torch.float64)
     torch.testing.assert_close(prior.log_prob(z), density.log_prob(z.float()).double())
     assert density.sample().dtype == torch.float32
+
+
+def test_a_prior_that_cannot_be_drawn_from_is_accepted():
+    class OnlyDensity(torch.nn.Module):
+        def log_prob(self, z):
+            return -0.5 * z.square().sum(-1)
+
+        def sample(self, shape):
+            raise NotImplementedError
+
+    prior = as_prior(OnlyDensity(), 2)
+    assert prior.log_prob(torch.zeros(3, 2)).shape == (3,)
+    with pytest.raises(NotImplementedError):
+        prior.sample(2)

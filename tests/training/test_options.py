@@ -197,3 +197,14 @@ def test_unknown_option_names_the_methods_that_have_it(given, why):
 def test_device_and_dtype_of_torch_are_read_as_text():
     found = read_options(VAE, {"device": torch.device("cuda", 1), "dtype": torch.float64})
     assert found.training == {"device": "cuda:1", "dtype": "float64"}
+
+
+def test_unknown_option_beside_a_class_with_wrong_options(monkeypatch):
+    class Positional(VAE):
+        name = "positional"
+
+        def __init__(self, model, encoder, k: int = 3):
+            super().__init__(model, encoder)
+
+    monkeypatch.setitem(METHODS, "positional", Positional)
+    assert "did you mean 'latent'" in refused(latnt=2)
