@@ -53,7 +53,7 @@ def test_smiles_strings_with_a_wrong_syntax_are_counted(tmp_path, capsys):
     assert call("generate", tmp_path / "run", "--count", 30, "--seed", 0, "--device", "cpu") == 0
     shown = " ".join(capsys.readouterr().err.split())
     assert f"note: {30 - len(texts)} of 30 draws are no text and are left out" in shown
-    assert f"note: {wrong} of these {len(texts)} have not the syntax of a SMILES string" in shown
+    assert f"note: {wrong} of these {len(texts)} do not have the syntax of a SMILES string" in shown
 
 
 def test_pictures_are_a_grid_and_arrays_are_stored(runs, tmp_path):

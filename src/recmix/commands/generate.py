@@ -58,7 +58,7 @@ def _texts(model: Model, count: int, file: Path | None, seed: int) -> None:
     if vocabulary.molecules and texts:
         wrong = vocabulary.encode(texts).problems.get(NOT_SMILES, 0)
         err.print(
-            f"note: {wrong} of these {len(texts)} have not the syntax of a SMILES string. "
+            f"note: {wrong} of these {len(texts)} do not have the syntax of a SMILES string. "
             "recmix evaluate RUN --report molecules says how many samples are valid molecules",
             highlight=False,
         )

@@ -195,9 +195,10 @@ def _with_full_covariance(out: Any) -> Any:
 
     Other distributions are returned unchanged.
     """
-    if isinstance(out, LowRankMultivariateNormal):
+    ours = hasattr(out, "multiply")  # a Gaussian of recmix with correlations has it: the product L ε
+    if isinstance(out, LowRankMultivariateNormal) or (ours and hasattr(out, "scale_tril")):
         return MultivariateNormal(out.mean, scale_tril=out.scale_tril, validate_args=False)
-    if not hasattr(out, "multiply"):  # a Gaussian of recmix has it: the product L ε
+    if not ours:
         return out
     units = torch.eye(out.mean.shape[-1], dtype=out.mean.dtype, device=out.mean.device)
     factor = out.multiply(units[:, None].expand(-1, *out.mean.shape)).movedim(0, -1)  # L, (B, D, D)
