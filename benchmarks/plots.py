@@ -17,7 +17,7 @@ from matplotlib import pyplot as plt
 from recmix.errors import RunError
 from recmix.reports.figures import COLOURS, STYLE
 from recmix.reports.frontier import frontiers
-from recmix.reports.records import TableColumn
+from recmix.reports.records import SET_TITLES, TableColumn
 from recmix.reports.summary import Point
 from recmix.runs.files import read_json, write_bytes
 
@@ -151,7 +151,8 @@ def plot_frontier(file: Path, path: Path) -> Path | None:
     """
     rows = read_json(file) if file.exists() else []
     panels: dict[str, list[Point]] = {}
-    for row in rows:
+    order = list(SET_TITLES)
+    for row in sorted(rows, key=lambda row: (order.index(row["dataset"]), row["dim"])):
         of_column = [r for r in rows if (r["dataset"], r["dim"]) == (row["dataset"], row["dim"])]
         control = next((r for r in of_column if r["row"] == "VAE+"), None)
         if control is None or row["milliseconds"] is None or not row["alone"]:

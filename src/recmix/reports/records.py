@@ -37,14 +37,14 @@ PAPER_ORDER = ("VAE", "VAE+", "SA", "IAF", "HF", "ME", "VLAE", "RME", "BVI-ER1",
 SET_TITLES = {
     "mnist": "MNIST",
     "omniglot": "OMNIGLOT",
-    "cifar10": "CIFAR10",
+    "cifar10": "CIFAR-10",
     "svhn": "SVHN",
     "celeba": "CelebA",
     "binary-mnist": "Binary MNIST",
     "static-mnist": "Static MNIST",
     "digits": "Digits",
 }
-"""Data sets in the paper's order, as the paper writes them."""
+"""Data sets in the paper's order."""
 
 
 @dataclass(frozen=True, slots=True)
