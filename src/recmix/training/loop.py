@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from recmix.errors import ConfigError, NonFiniteError
@@ -16,6 +16,7 @@ from recmix.runs.folder import Run
 from recmix.runs.training_options import Training
 from recmix.training.engines import Engine, pick_engine
 from recmix.training.faults import faults, same_noise
+from recmix.training.freed_memory import keep_freed_memory
 from recmix.training.job import Job, stop_all
 from recmix.training.progress import Report, watch
 
@@ -42,7 +43,8 @@ def train(
     Returns:
         For each job, the error that ended it, or None if it succeeded.
     """
-    with faults(jobs):
+    on_cpu = any(job.device.type == "cpu" for job in jobs)
+    with faults(jobs), keep_freed_memory() if on_cpu else nullcontext():
         return _train(jobs, engine, progress)
 
 

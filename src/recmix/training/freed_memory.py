@@ -1,0 +1,49 @@
+"""Keeping freed memory while a model is trained on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["keep_freed_memory"]
+
+# Parameters of mallopt, from the malloc.h of glibc.
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
+USUAL_MAPPINGS = 65536
+"""How many arrays glibc places outside its heap unless told otherwise."""
+LARGEST = 2**25
+"""Bytes of the largest array whose memory is kept at other times, as `make_method.place` has set it."""
+
+
+@contextmanager
+def keep_freed_memory() -> Iterator[None]:
+    """Keep the memory of freed arrays in this process, and return it to the system at the end.
+
+    Each training step needs arrays of the same sizes. The C library returns arrays of more than 32 MiB
+    to the system at once and has to take them again, page by page. This can take a quarter of a step.
+    Only the C library of Linux (glibc) is set; elsewhere nothing is done.
+    """
+    library = _glibc()
+    if library is None:
+        yield
+        return
+    library.mallopt(MMAP_MAX, 0)
+    library.mallopt(TRIM_THRESHOLD, 2**31 - 1)
+    try:
+        yield
+    finally:
+        library.mallopt(MMAP_MAX, USUAL_MAPPINGS)
+        library.mallopt(MMAP_THRESHOLD, LARGEST)
+        library.mallopt(TRIM_THRESHOLD, 2 * LARGEST)
+        library.malloc_trim(0)
+
+
+def _glibc() -> Any:
+    """The C library of this process, or None if it is not glibc."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "gnu_get_libc_version") else None

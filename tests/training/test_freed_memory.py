@@ -1,0 +1,62 @@
+"""Freed memory is kept while a model is trained, and returned afterwards."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is set")
+
+COUNT = """
+import resource
+from contextlib import nullcontext
+import torch
+from recmix.training import freed_memory
+
+def faults(mebibytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones(mebibytes * 2**18)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+"""
+
+
+def run(code: str) -> list[float]:
+    command = [sys.executable, "-c", COUNT + code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [float(word) for word in done.stdout.split()]
+
+
+def test_larger_arrays_take_their_memory_once_while_freed_memory_is_kept():
+    outside, inside, after = run(
+        "print(faults(48))\n"
+        "with freed_memory.keep_freed_memory():\n    faults(48)\n    print(faults(48))\n"
+        "print(faults(48))"
+    )
+    assert outside > 9 * 48 * 256 * 0.9 or outside < 1000  # huge pages make few faults anyway
+    assert inside < 1000
+    assert abs(after - outside) < 0.1 * max(outside, 1000)
+
+
+def test_memory_is_returned_at_the_end():
+    before, inside, after = run(
+        "print(resident())\n"
+        "with freed_memory.keep_freed_memory():\n    torch.ones(2**27)\n    print(resident())\n"
+        "print(resident())"
+    )
+    assert inside - before > 400 * 2**20
+    assert after - before < 100 * 2**20
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    from recmix.training import freed_memory
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert freed_memory._glibc() is None
+    with freed_memory.keep_freed_memory():
+        pass
