@@ -38,7 +38,7 @@ def measured(
         seed: seed of all samples.
     """
     q = infer_no_grad(model.method, x, model.inference)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(x.device).manual_seed(seed)
     z, log_q = q.rsample_and_log_prob(SAMPLES, generator=generator)
     log_w = (model.latent_model.log_joint(x, z) - log_q).double()  # (S, B)
     found = {"elbo": log_w.mean(0)}
@@ -61,7 +61,7 @@ def component_elbos(model: recmix.Model, x: Tensor, q: Posterior, samples: int =
     """
     found = []
     for part in q.components:
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator(x.device).manual_seed(0)
         found.append(bounds_of(model.latent_model, x, part, samples, generator, 50_000).elbo)
     return torch.stack(found, -1).double()
 

@@ -3,21 +3,21 @@
     python docs/recursion_study.py digits --out DIR
     python docs/recursion_study.py folds --out DIR
     python docs/recursion_study.py mnist --out DIR --data-root ROOT --splits 5
-    python docs/recursion_study.py mnist20 --out DIR --data-root ROOT
+    python docs/recursion_study.py mnist20 --out DIR --data-root ROOT --splits 5 --device cuda
 
 For each split one decoder is fixed, and only encoders are trained, with the same number of updates for
 every row. The rates of what starts anew, C and how C applies are chosen on validation examples of split
 0. When all is trained, test examples are scored once, and docs/results/recursion_NAME.json is written.
 Stop the command at any time; give it again to go on. It runs on one CPU core: ten splits of ``digits``
 or ``folds`` take about half an hour each. With twenty dimensions log p(x) is estimated from 1,000
-samples around the best full Gaussian of each example, and modes are not counted.
+samples around the best full Gaussian of each example, and modes are not counted. This study has ten
+times as many updates and needs a GPU, where all rows of all splits are trained together.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 import recmix
 from recmix.data import Data
+from recmix.evaluation.score import device_name
 from recmix.methods.component import Component
 from recmix.methods.registry import register_component
 from recmix.methods.residual import CorrectionComponent, ResidualComponent
@@ -122,7 +123,7 @@ SETTINGS = {
     "folds": Setting((2000, 300, 300), (64, 64), 60, 30, 3e-3, 4.5, 301, near=0.0, own=True, times=3),
     "mnist": Setting((5000, 500, 250), (128, 128), 60, 20, 2e-3, 6.0, 401),
     "mnist20": Setting(
-        (10000, 1000, 300), (256, 256), 100, 10, 1e-3, 0.0, 0, few=0, checked=0, latent=20, warmup=10
+        (10000, 1000, 300), (256, 256), 100, 60, 1e-3, 0.0, 0, checked=5, latent=20, warmup=10
     ),
 }
 SECOND: Options = {
@@ -133,7 +134,6 @@ SECOND: Options = {
     "validation_samples": 1,
     "batch_size": 200,
     "checkpoint_every": 1000,
-    "device": "cpu",
 }
 NARROW = 0.25
 """Width of the correctors. The default width is meant for larger encoders than those of this study."""
@@ -178,8 +178,8 @@ REFINED = 4
 """Gauss-Newton steps of the refined control."""
 CHECKED = (CONTROL, "ME(4)", BATCH, INSTANCE)
 """Rows that are also trained longer."""
-AT_ONCE = 10
-"""Test examples whose grids are in memory together."""
+AT_ONCE = {True: 10, False: 100}
+"""Test examples that are measured together, with a grid and without one."""
 
 
 def examples(name: str, split: int, root: Path | None, sizes: tuple[int, int, int]) -> Data:
@@ -215,12 +215,15 @@ class Study:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
         self.setting = given.setting
+        if self.setting.exact and given.device != "cpu":
+            raise SystemExit("the grid of two latent dimensions needs --device cpu")
         self.clock = Clock(given.seconds)
         self.place = given.out / f"recursion_{given.dataset}"
-        self.folder = Folder(self.place, self.clock, lambda: {"device": "cpu", **self.setting.parts()})
+        self.folder = Folder(
+            self.place, self.clock, lambda: {"device": given.device, **self.setting.parts()}
+        )
         self.splits = range(given.splits)
         self._sets: dict[int, Data] = {}
-        self._spent: list[float] = []
 
     def run(self) -> bool:
         """Do everything that is not done yet; whether everything is done."""
@@ -232,11 +235,8 @@ class Study:
         longer, times = self._longer(rows), self.setting.times
         checked = self.splits[: self.setting.checked]
         jobs += [(name, s, rows[row], times) for s in checked for row, name in longer.items()]
-        left = [job for job in jobs if not self.folder.done(*job[:2])]
-        for done, (row, s, options, times) in enumerate(left):
-            if not self._train(row, s, options, times=times):
-                return False
-            self._progress(len(left) - done - 1)
+        if not self._train(jobs):
+            return False
         for s in self.splits:
             wanted = [*self._of(s, rows), *(longer.values() if s in checked else [])]
             if not self._scored(s).issuperset(wanted):
@@ -273,38 +273,45 @@ class Study:
         known: Options = read_json(path)
         if known:
             return known
-        if not all(self._first(s) for s in self.splits):
+        trials = self._try(
+            {
+                row: {f"try {row} {rate:g}": options | {"fresh_rate": rate} for rate in rates}
+                for row, (options, rates) in TUNED.items()
+            }
+        )
+        if not trials:
             return None
-        trials: list[Options] = []
-        rates: dict[str, float] = {}
-        for row, (options, rates_of_row) in TUNED.items():
-            tried = [(f"try {row} {rate:g}", options | {"fresh_rate": rate}) for rate in rates_of_row]
-            if not (best := self._best(row, tried, trials)):
-                return None
-            rates[row] = best["options"]["fresh_rate"]
+        rates = {row: best_of(trials, row)["options"]["fresh_rate"] for row in TUNED}
         start = FREE | {"fresh_rate": rates["RME(4), free"]}
-        found = []
-        for row, each in ((BATCH, False), (INSTANCE, True)):
-            tried = [(f"try {row} {c:g}", start | {"bound": c, "per_instance": each}) for c in BOUNDS]
-            if not (best := self._best(row, tried, trials)):
-                return None
-            found.append(best)
+        bounds = self._try(
+            {
+                row: {f"try {row} {c:g}": start | {"bound": c, "per_instance": each} for c in BOUNDS}
+                for row, each in ((BATCH, False), (INSTANCE, True))
+            }
+        )
+        if not bounds:
+            return None
+        found = [best_of(bounds, row) for row in (BATCH, INSTANCE)]
         batch, instance = (one["options"] for one in found)
         better = max(found, key=lambda one: one["elbo"])["options"]
         content = {"rates": rates, "batch": batch, "instance": instance, "better": better}
-        write(path, content | {"trials": trials})
-        return content | {"trials": trials}
+        content |= {"trials": trials + bounds}
+        write(path, content)
+        return content
 
-    def _best(self, row: str, tried: list[tuple[str, Options]], trials: list[Options]) -> Options | None:
-        """Train some variants on split 0; the best trial, None if the time is over."""
-        here = []
-        for name, options in tried:
-            if not self._train(name, 0, options):
-                return None
-            here.append({"row": row, "options": options, "elbo": self._validation(name, 0)})
-            say(name, f"validation ELBO {here[-1]['elbo']:.3f}")
-        trials.extend(here)
-        return max(here, key=lambda one: one["elbo"])
+    def _try(self, variants: dict[str, dict[str, Options]]) -> list[Options]:
+        """Train some variants of each row on split 0; all trials, none if the time is over."""
+        tried = {name: options for of_row in variants.values() for name, options in of_row.items()}
+        if not self._train([(name, 0, options, 1) for name, options in tried.items()]):
+            return []
+        trials = [
+            {"row": row, "options": options, "elbo": self._validation(name, 0)}
+            for row, of_row in variants.items()
+            for name, options in of_row.items()
+        ]
+        for name, trial in zip(tried, trials, strict=True):
+            say(name, f"validation ELBO {trial['elbo']:.3f}")
+        return trials
 
     def rows(self, chosen: Options) -> dict[str, Options]:
         """The rows that are trained, with their options."""
@@ -331,8 +338,8 @@ class Study:
             self._sets[s] = examples(self.given.dataset, s, self.given.data_root, self.setting.sizes)
         return self._sets[s]
 
-    def _first(self, s: int) -> bool:
-        """Train the first encoder of a split, with a decoder unless the true one is known."""
+    def _first(self) -> bool:
+        """Train the first encoder of each split, with a decoder unless the true one is known."""
         request: Options = {
             "method": "vae",
             "latent": self.setting.latent,
@@ -347,34 +354,51 @@ class Study:
             **({"standardise": "none"} if self.setting.own else {}),
             **self.setting.parts(),
         }
-        return self.folder.train({("VAE", s): {"data": self._train_part(s), "seed": s, **request}})
+        return self._together(
+            {("VAE", s): {"data": self._train_part(s), "seed": s, **request} for s in self.splits}
+        )
 
     def _train_part(self, s: int) -> Data:
         """The data without the test examples, which are not read while anything is chosen."""
         return replace(self._data(s), x_test=None)
 
-    def _train(self, row: str, s: int, options: Options, *, times: int = 1) -> bool:
-        """Train one row of one split; False if the time is over."""
-        if self.folder.done(row, s):
-            return True
-        if not self._first(s):
-            return False
-        began = time.time()
-        start = self.folder.load("VAE", s)
-        data = self._train_part(s)
-        if options["method"] == "wide":
-            options = options | {"width": equal_width(start, data)}
-        near = {"augment": self.setting.near, "decoder_samples": self.setting.near}
-        epochs = self.setting.second * times
-        request = {"data": data, "init": start, "seed": s, **SECOND, **near, "epochs": epochs, **options}
-        done = self.folder.train({(row, s): request})
-        self._spent.append(time.time() - began)
-        return done
+    def _train(self, jobs: list[tuple[str, int, Options, int]]) -> bool:
+        """Train some rows.
 
-    def _progress(self, left: int) -> None:
-        """Say how many trainings are left, and about how long they take."""
-        minutes = left * statistics.fmean(self._spent) / 60 if self._spent else math.nan
-        say(f"{left} trainings are left, about {minutes:.0f} minutes")
+        Args:
+            jobs: for each its name, split, options, and how many times the usual updates.
+
+        Returns:
+            Whether all are trained; False if the time is over.
+        """
+        if not self._first():
+            return False
+        starts = {s: self.folder.load("VAE", s) for s in self.splits}
+        near = {"augment": self.setting.near, "decoder_samples": self.setting.near}
+        requests = {}
+        for row, s, options, times in jobs:
+            if self.folder.done(row, s):
+                continue
+            data = self._train_part(s)
+            request = {"data": data, "init": starts[s], "seed": s, **SECOND, **near, **options}
+            if options["method"] == "wide":
+                request["width"] = equal_width(starts[s], data)
+            requests[row, s] = request | {"epochs": self.setting.second * times}
+        return self._together(requests)
+
+    def _together(self, requests: dict[tuple[str, int], Options]) -> bool:
+        """Train these models, on a GPU in one call, on a CPU one after the other with the time left."""
+        requests = {k: v | {"device": self.given.device} for k, v in requests.items()}
+        if self.given.device != "cpu":
+            return self.folder.train(requests)
+        left = {k: v for k, v in requests.items() if not self.folder.done(*k)}
+        began = time.time()
+        for done, (key, request) in enumerate(left.items(), 1):
+            if not self.folder.train({key: request}):
+                return False
+            minutes = (len(left) - done) * (time.time() - began) / done / 60
+            say(f"{len(left) - done} trainings are left, about {minutes:.0f} minutes")
+        return True
 
     def _validation(self, row: str, s: int) -> float:
         """The ELBO of validation examples."""
@@ -386,7 +410,8 @@ class Study:
     def _score(self, s: int, rows: list[str]) -> None:
         """Measure the test examples of one split for all rows."""
         began, data = time.time(), self._data(s)
-        x, held_out = (torch.as_tensor(part[: len(part)]) for part in (data.x_test, data.x_val))
+        parts = (data.x_test, data.x_val)
+        x, held_out = (torch.as_tensor(part[: len(part)]).to(self.given.device) for part in parts)
         models = {row: self.folder.load(row, s) for row in ["VAE", *rows]}
         models["VAE+ calibrated width"] = models[CONTROL].calibrated(held_out)
         models[f"VAE+ refined, {REFINED} steps"] = models[CONTROL].refined(REFINED)
@@ -395,8 +420,9 @@ class Study:
             size = {"reach": self.setting.reach, "points": self.setting.points}
             grid = GridPosterior(models["VAE"].latent_model, **size)
         kept: dict[str, list[Tensor]] = {}
-        for start in range(0, len(x), AT_ONCE):
-            part, truth = x[start : start + AT_ONCE], None
+        at_once = AT_ONCE[grid is not None]
+        for start in range(0, len(x), at_once):
+            part, truth = x[start : start + at_once], None
             if grid:
                 truth = grid.measure(part)
                 for name in ("log_evidence", "check", "modes", "outside"):
@@ -407,10 +433,17 @@ class Study:
         gap = models[CONTROL].gap(x, samples=2 if grid else SAMPLES, check=0)
         kept["diagonal"], kept["full"] = [gap.diagonal], [gap.full]
         kept.setdefault("log_evidence", [gap.log_evidence])
-        arrays = {name: torch.cat(values).float().numpy() for name, values in kept.items()}
-        arrays["log_evidence"] = torch.cat(kept["log_evidence"]).numpy()
+        arrays = {name: torch.cat(values).float().cpu().numpy() for name, values in kept.items()}
+        arrays["log_evidence"] = torch.cat(kept["log_evidence"]).cpu().numpy()
         np.savez(self._scores(s), **arrays)
         say(f"scored split {s} in {time.time() - began:.0f} s")
+
+    def _command(self) -> str:
+        """The command, without its folders."""
+        device = "" if self.given.device == "cpu" else f" --device {self.given.device}"
+        return (
+            f"python docs/recursion_study.py {self.given.dataset} --splits {self.given.splits}{device}"
+        )
 
     def _write(self, rows: dict[str, Options], chosen: Options) -> None:
         """Write the JSON of the study: means over the test examples of each split."""
@@ -431,7 +464,8 @@ class Study:
                 encoders = set(model.method.parameters()) - set(model.latent_model.parameters())
                 row["parameters"] = sum(p.numel() for p in encoders)
         content = {
-            "command": f"python docs/recursion_study.py {self.given.dataset}",
+            "command": self._command(),
+            "device": device_name(torch.device(self.given.device)),
             "setting": vars(self.setting),
             "second stage": SECOND,
             "splits": len(self.splits),
@@ -442,6 +476,11 @@ class Study:
         # The published file always has all rows.
         folder = self.place if self.given.rows else self.given.results
         write(folder / f"recursion_{self.given.dataset}.json", rounded(content))
+
+
+def best_of(trials: list[Options], row: str) -> Options:
+    """The trial of a row with the best validation ELBO."""
+    return max((one for one in trials if one["row"] == row), key=lambda one: float(one["elbo"]))
 
 
 def rounded(content: Any) -> Any:
@@ -485,6 +524,10 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rows", nargs="+", default=None, metavar="ROW", help="only these rows; the results go to --out"
     )
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda for twenty dimensions")
+    parser.add_argument(
+        "--only-main", action="store_true", help="leave out rows of few splits and longer trainings"
+    )
     return parser
 
 
@@ -492,6 +535,8 @@ def main() -> None:
     """Do what is not done yet."""
     given = options().parse_args()
     given.setting = SETTINGS[given.dataset]
+    if given.only_main:
+        given.setting = replace(given.setting, few=0, checked=0)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     done = Study(given).run()
