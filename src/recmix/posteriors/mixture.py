@@ -95,9 +95,10 @@ class Mixture(Posterior):
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each latent dimension, Σ_m α_m (σ_m² + μ_m²) - mean², (B, D)."""
-        moments = torch.stack([q.variance + q.mean.square() for q in self.components])
-        return (self.weights.movedim(-1, 0)[..., None] * moments).sum(0) - self.mean.square()
+        """The variance of each latent dimension, Σ_m α_m (σ_m² + (μ_m - mean)²), (B, D)."""
+        mean = self.mean
+        moments = torch.stack([q.variance + (q.mean - mean).square() for q in self.components])
+        return (self.weights.movedim(-1, 0)[..., None] * moments).sum(0)
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
