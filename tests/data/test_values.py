@@ -72,6 +72,7 @@ FITTING = {
     "counts": [COUNTS, COUNTS.astype(np.float64), sparse.csr_array(COUNTS), torch.tensor(COUNTS)],
     "classes:10": [COUNTS, torch.tensor(COUNTS), sparse.csr_array(COUNTS), np.arange(10)],
     "padded_classes:10": [COUNTS, -COUNTS],
+    "classes": [COUNTS, -COUNTS, torch.tensor(COUNTS)],
     "graph:3*3+2*3": [
         np.array([[1, 2, 2, 1, 0, 1], [2, 1, 0, 1, -1, -1], [0, -1, -1, -1, -1, -1]]),
         np.array([[1, 0, -1, -1, -1, -1]], np.float32),
@@ -100,6 +101,7 @@ NOT_FITTING = [
     ("classes:5", 5, "whole numbers from 0 to 4.* value 5 in example 17.*number the classes"),
     ("classes:5", 0.5, r"value 0\.5"),
     ("classes:5", -1, "negative value -1"),
+    ("classes", 0.5, "whole numbers; negative ones mark padding.* value 0.5 .*number the classes"),
     ("padded_classes:5", 5, "negative ones mark padding"),
     ("padded_classes:5", -0.5, "negative value"),
     ("eight_bit", 0.5, r"k / 255.*value 0\.5 .*uint8"),
@@ -168,7 +170,7 @@ def test_grey_images_are_not_counts_unless_they_are_binarised():
     check_values(Data("a", grey, black, None, dynamic=True), "classes:2", "categorical")
 
 
-@pytest.mark.parametrize("requirement", ["cuonts", "classes", "classes:0", "classes:x", ""])
+@pytest.mark.parametrize("requirement", ["cuonts", "classes:", "classes:0", "classes:x", ""])
 def test_unknown_requirements_are_rejected(requirement):
     with pytest.raises(ConfigError, match="requirement"):
         check_values(COUNTS, requirement, "poisson")

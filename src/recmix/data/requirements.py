@@ -45,6 +45,7 @@ or convert the values to counts
     - "real": any finite number;
     - "unit" or "binary_or_unit": numbers in [0, 1];
     - "counts": whole numbers of 0 or more;
+    - "classes": whole numbers, of which negative ones mark padding;
     - "classes:K": whole numbers from 0 to K - 1;
     - "padded_classes:K": as "classes:K", but negative whole numbers are allowed, too: they mark
       padding;
@@ -159,6 +160,12 @@ _REQUIREMENTS = {
         _count,
         False,
         f"{_REAL}, or convert the values to counts",
+    ),
+    "classes": _Requirement(
+        "class numbers (whole numbers; negative ones mark padding)",
+        _whole,
+        False,
+        f"{_REAL}, or number the classes",
     ),
     "eight_bit": _Requirement(
         "grey values of 8 bits (k / 255, for k from 0 to 255)",
