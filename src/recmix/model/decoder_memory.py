@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from recmix.model.encoder_decoder import evaluation_mode
 from recmix.model.latent import LatentModel
 
 __all__ = ["decode_bytes"]
@@ -29,17 +30,14 @@ def decode_bytes(model: LatentModel) -> int:
     networks = [model.decoder, *model.likelihood.children()]
     leaves = [m for network in networks for m in network.modules() if not list(m.children())]
     hooks = [m.register_forward_hook(count) for m in leaves]
-    training = model.training
     try:
-        model.eval()
-        with torch.no_grad():
+        with evaluation_mode(model), torch.no_grad():
             z = torch.zeros(1, 1, model.latent, device=model.centre.device, dtype=model.centre.dtype)
             decoded = model.decoder_output(z)
             if len(networks) > 1:
                 x = torch.zeros(1, *model.shape, device=z.device, dtype=z.dtype)
                 model.log_density(model.observed(x), decoded)
     finally:
-        model.train(training)
         for hook in hooks:
             hook.remove()
     own = largest if len(networks) > 1 else decoded.numel() * decoded.element_size()
