@@ -209,7 +209,8 @@ class MoleculeGraphs(Vocabulary):
         ends = np.flatnonzero(nodes <= 0)
         count = int(ends[0]) if len(ends) else self.length
         used = edges[_places(count, self.length)]
-        if not (np.isin(nodes[:count], range(1, self.node_classes)).all() and (used < len(BONDS)).all()):
+        known = np.isin(nodes[:count], range(1, self.node_classes)).all()
+        if not (known and np.isin(used, range(len(BONDS))).all()):
             return ""
         rows, columns = _upper(count)
         bonded = np.flatnonzero(used > 0)
