@@ -71,11 +71,7 @@ class TrainedPosterior(nn.Module):
     """A trained method that gives q(z | x), refined and calibrated; base class of `recmix.Model`.
 
     Args:
-        method: the trained method.
-        spec: the options and data description that define the training run.
-        history: the metrics of each epoch.
-        folder: the folder in which the model is stored, or None.
-        vocabulary: converts texts to examples and back, if the model was trained on texts.
+        method, spec, history, folder, vocabulary: as in `recmix.Model`.
         seen: the range of values of the examples that were given to `recmix.wrap`, if any.
     """
 
