@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from recmix.api.improvable_posterior import ImprovablePosterior
-from recmix.api.model_texts import TextModel
 from recmix.data import ArrayExamples, Data, Examples, load_again
 from recmix.errors import ConfigError, RunError, check_arguments
 from recmix.evaluation.bounds import bounds
@@ -32,7 +31,7 @@ from recmix.training.checkpoint import save_weights
 __all__ = ["Model"]
 
 
-class Model(ImprovablePosterior, TextModel):
+class Model(ImprovablePosterior):
     """A trained model: a method, with settings that refine and calibrate its posterior.
 
     It is an `nn.Module`: ``model(x)`` is the posterior of a batch, with gradients, and
