@@ -17,8 +17,7 @@ from recmix.evaluation.score import kind_of_inference, score
 from recmix.evaluation.timing import PASSES, WARMUP, pass_milliseconds
 from recmix.inference import Inference
 from recmix.methods.method import infer
-from recmix.model.decoder_memory import decode_bytes
-from recmix.model.latent import LatentModel
+from recmix.model.latent import LatentModel, decode_bytes
 from recmix.model.likelihoods import Gaussian
 
 
