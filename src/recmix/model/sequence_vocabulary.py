@@ -16,7 +16,7 @@ import numpy as np
 
 from recmix.errors import ConfigError, DataError, unknown
 from recmix.model.smiles_syntax import has_smiles_syntax
-from recmix.model.vocabulary import Encoded, Vocabulary, register_vocabulary
+from recmix.model.vocabulary import Encoded, Vocabulary
 
 __all__ = ["END", "KEPT", "NOT_SMILES", "PADDING", "UNKNOWN", "UNKNOWN_TOKENS"]
 __all__ += ["Smiles", "TokenVocabulary", "Words"]
@@ -208,7 +208,6 @@ class TokenVocabulary(Vocabulary):
         return self.join([self.tokens[number] for number in shown])
 
 
-@register_vocabulary
 class Words(TokenVocabulary):
     """A vocabulary that cuts texts into words at white space.
 
@@ -245,7 +244,6 @@ class Words(TokenVocabulary):
         return " ".join(tokens)
 
 
-@register_vocabulary
 class Smiles(TokenVocabulary):
     """A vocabulary that cuts SMILES strings of molecules into chemical tokens.
 
