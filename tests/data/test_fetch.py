@@ -178,12 +178,12 @@ def test_unpack_writes_only_named_regular_files(tmp_path, write_tar):
     assert files_in(tmp_path / "out") == ["one.bin"]
 
 
-@pytest.mark.parametrize("name", ["../one.bin", "/tmp/one.bin", "in/../../one.bin"])
-def test_unpack_rejects_paths_outside_the_archive(tmp_path, write_tar, name):
-    archive = write_tar(**{"in/two.bin": b"2", name: b"1"})
-    with pytest.raises(DataError, match="not safe to unpack"):
-        fetch.unpack(archive, tmp_path / "out", ["one.bin", "two.bin"])
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("name", ["../one.bin", "/one.bin", "in/../../one.bin"])
+def test_unpack_writes_into_its_folder_only(tmp_path, write_tar, name):
+    archive = write_tar(**{name: b"1"})
+    fetch.unpack(archive, tmp_path / "a" / "out", ["one.bin"])
+    assert files_in(tmp_path) == ["a.tar.gz", "one.bin"]
+    assert (tmp_path / "a" / "out" / "one.bin").exists()
 
 
 def test_unpack_rejects_damaged_archives_and_large_members(tmp_path, write_tar, monkeypatch):
@@ -195,6 +195,8 @@ def test_unpack_rejects_damaged_archives_and_large_members(tmp_path, write_tar, 
             fetch.unpack(archive, tmp_path / "out", ["one.bin"])
     archive.write_bytes(content)
     monkeypatch.setattr(fetch, "_MAX_MEMBER_BYTES", 1000)
-    with pytest.raises(DataError, match="has 600000 bytes, expected at most 1000"):
+    with pytest.raises(
+        DataError, match="one.bin in .*holds 600000 bytes or more, expected at most 1000"
+    ):
         fetch.unpack(archive, tmp_path / "out", ["one.bin"])
     assert files_in(tmp_path / "out") == []
