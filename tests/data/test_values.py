@@ -67,8 +67,7 @@ def test_number_of_classes_is_that_of_all_parts():
 GREY = np.arange(256, dtype=np.uint8)[None]
 FITTING = {
     "real": [np.array([[-3.5, 1e30]]), GREY, COUNTS, sparse.csr_array(-COUNTS)],
-    "unit": [np.array([[0, 0.5, 1]]), GREY, sparse.csr_array(COUNTS / 9)],
-    "binary_or_unit": [np.array([[0, 0.5, 1]]), GREY, COUNTS > 2],
+    "unit": [np.array([[0, 0.5, 1]]), GREY, COUNTS > 2, sparse.csr_array(COUNTS / 9)],
     "counts": [COUNTS, COUNTS.astype(np.float64), sparse.csr_array(COUNTS), torch.tensor(COUNTS)],
     "classes:10": [COUNTS, torch.tensor(COUNTS), sparse.csr_array(COUNTS), np.arange(10)],
     "padded_classes:10": [COUNTS, -COUNTS],
@@ -94,7 +93,6 @@ NOT_FITTING = [
     ("unit", 1.005, r"clip\(0, 1\)"),
     ("unit", -0.5, r"negative value -0\.5 .*\(x \+ 1\) / 2"),
     ("unit", np.nan, "value nan"),
-    ("binary_or_unit", 2.0, "0 and 1, or values"),
     ("counts", -1.3, r"counts .*, but x has the negative value -1\.3 in example 17: .*gaussian"),
     ("counts", 0.5, r"value 0\.5 in example 17"),
     ("counts", np.inf, "value inf"),

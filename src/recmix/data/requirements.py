@@ -43,7 +43,7 @@ or convert the values to counts
     The requirement of a likelihood is one of
 
     - "real": any finite number;
-    - "unit" or "binary_or_unit": numbers in [0, 1];
+    - "unit": numbers in [0, 1];
     - "counts": whole numbers of 0 or more;
     - "classes": whole numbers, of which negative ones mark padding;
     - "classes:K": whole numbers from 0 to K - 1;
@@ -154,7 +154,6 @@ def _on_grid(x: Array) -> Array:
 _REQUIREMENTS = {
     "real": _Requirement("finite numbers", np.isfinite, True, "remove such examples"),
     "unit": _Requirement("values in [0, 1]", _in_unit, True, _UNIT),
-    "binary_or_unit": _Requirement("0 and 1, or values in [0, 1]", _in_unit, True, _UNIT),
     "counts": _Requirement(
         "counts (whole numbers of 0 or more)",
         _count,
