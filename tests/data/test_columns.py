@@ -76,6 +76,8 @@ def test_csv_file_is_loaded_split_and_rebuilt(tmp_path):
         ("a;b\n1;2\n", "semicolons or tabs"),
         ("a\tb\n1\t2\n", "semicolons or tabs"),
         (",a\n0,1\n", r"first column has no name.*index=False"),
+        ("1.0,,3.0\n2,3,4\n5,6,7\n", "line 1: column 2 is empty"),
+        ("1,2, NA\n2,3,4\n", "line 1: column 3 is ' NA', not a number"),
         ("a,b,c\n1,2\n", "has 3 names of columns, but 2 columns: name every column"),
         ("a,b\n1,nan\n", r"column 'b' has a value that is missing.*row 0"),
         ("1,2\n3,4e99\n", r"column 2 .*too large for float32, 4e\+99, the first in row 1"),
@@ -87,6 +89,12 @@ def test_damaged_csv_is_rejected(tmp_path, text, message):
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(DataError, match=rf"a\.csv.*{message}"):
         read_csv(path)
+
+
+@pytest.mark.parametrize("names", ["year,2019,2020", "NA,?,None"])
+def test_names_of_csv_columns_may_look_like_numbers_or_missing_values(tmp_path, names):
+    (tmp_path / "a.csv").write_text(f"{names}\n1,2,3\n")
+    assert read_csv(tmp_path / "a.csv").columns == tuple(names.split(","))
 
 
 def test_parquet_needs_pyarrow(tmp_path, monkeypatch):

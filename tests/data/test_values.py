@@ -67,11 +67,11 @@ def test_number_of_classes_is_that_of_all_parts():
 GREY = np.arange(256, dtype=np.uint8)[None]
 FITTING = {
     "real": [np.array([[-3.5, 1e30]]), GREY, COUNTS, sparse.csr_array(-COUNTS)],
-    "unit": [np.array([[0, 0.5, 1]]), GREY, sparse.csr_array(COUNTS / 9)],
-    "binary_or_unit": [np.array([[0, 0.5, 1]]), GREY, COUNTS > 2],
+    "unit": [np.array([[0, 0.5, 1]]), GREY, COUNTS > 2, sparse.csr_array(COUNTS / 9)],
     "counts": [COUNTS, COUNTS.astype(np.float64), sparse.csr_array(COUNTS), torch.tensor(COUNTS)],
     "classes:10": [COUNTS, torch.tensor(COUNTS), sparse.csr_array(COUNTS), np.arange(10)],
     "padded_classes:10": [COUNTS, -COUNTS],
+    "classes": [COUNTS, -COUNTS, torch.tensor(COUNTS)],
     "graph:3*3+2*3": [
         np.array([[1, 2, 2, 1, 0, 1], [2, 1, 0, 1, -1, -1], [0, -1, -1, -1, -1, -1]]),
         np.array([[1, 0, -1, -1, -1, -1]], np.float32),
@@ -93,13 +93,13 @@ NOT_FITTING = [
     ("unit", 1.005, r"clip\(0, 1\)"),
     ("unit", -0.5, r"negative value -0\.5 .*\(x \+ 1\) / 2"),
     ("unit", np.nan, "value nan"),
-    ("binary_or_unit", 2.0, "0 and 1, or values"),
     ("counts", -1.3, r"counts .*, but x has the negative value -1\.3 in example 17: .*gaussian"),
     ("counts", 0.5, r"value 0\.5 in example 17"),
     ("counts", np.inf, "value inf"),
     ("classes:5", 5, "whole numbers from 0 to 4.* value 5 in example 17.*number the classes"),
     ("classes:5", 0.5, r"value 0\.5"),
     ("classes:5", -1, "negative value -1"),
+    ("classes", 0.5, "whole numbers; negative ones mark padding.* value 0.5 .*number the classes"),
     ("padded_classes:5", 5, "negative ones mark padding"),
     ("padded_classes:5", -0.5, "negative value"),
     ("eight_bit", 0.5, r"k / 255.*value 0\.5 .*uint8"),
@@ -168,7 +168,7 @@ def test_grey_images_are_not_counts_unless_they_are_binarised():
     check_values(Data("a", grey, black, None, dynamic=True), "classes:2", "categorical")
 
 
-@pytest.mark.parametrize("requirement", ["cuonts", "classes", "classes:0", "classes:x", ""])
+@pytest.mark.parametrize("requirement", ["cuonts", "classes:", "classes:0", "classes:x", ""])
 def test_unknown_requirements_are_rejected(requirement):
     with pytest.raises(ConfigError, match="requirement"):
         check_values(COUNTS, requirement, "poisson")

@@ -17,7 +17,8 @@ from recmix.evaluation.score import kind_of_inference, score
 from recmix.evaluation.timing import PASSES, WARMUP, pass_milliseconds
 from recmix.inference import Inference
 from recmix.methods.method import infer
-from recmix.model.decoder_memory import decode_bytes
+from recmix.model.latent import LatentModel, decode_bytes
+from recmix.model.likelihoods import Gaussian
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,17 @@ def test_decode_bytes_counts_the_activations_of_the_decoder(model):
     for hook in hooks:
         hook.remove()
     assert decode_bytes(model.latent_model) >= 4 * sum(sizes)
+
+
+def test_memory_measurement_keeps_the_mode_of_each_layer():
+    frozen = torch.nn.BatchNorm1d(5)
+    decoder = torch.nn.Sequential(torch.nn.Linear(2, 5), frozen)
+    model = LatentModel(decoder, Gaussian(), latent=2, shape=(5,)).train()
+    frozen.eval()
+    decode_bytes(model)
+    assert model.training
+    assert decoder.training
+    assert not frozen.training
 
 
 def test_timing_counts_only_what_it_repeats(model, monkeypatch):

@@ -23,7 +23,7 @@ from recmix.evaluation.optimum import balanced_noise, maximise_elbo, modes, star
 from recmix.inference import Inference
 from recmix.methods.method import Method
 from recmix.methods.vae import VAE
-from recmix.model.decoder_memory import decode_bytes
+from recmix.model.latent import decode_bytes
 from recmix.posteriors import FullGaussian, Gaussian, Mixture
 from recmix.runs.files import read_json
 

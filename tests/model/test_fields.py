@@ -44,9 +44,7 @@ def test_unpack_reverses_pack(shapes, lead, data):
     values = values_of(fields, lead, data)
     packed = fields.pack(values)
     assert (packed.shape, packed.dtype) == ((*lead, fields.size), np.float32)
-    tensor = fields.pack({name: torch.from_numpy(value) for name, value in values.items()})
-    np.testing.assert_array_equal(tensor.numpy(), packed)
-    for unpacked in (fields.unpack(packed), fields.unpack(tensor)):
+    for unpacked in (fields.unpack(packed), fields.unpack(torch.from_numpy(packed))):
         assert list(unpacked) == list(shapes)
         for name, value in values.items():
             assert tuple(unpacked[name].shape) == (*lead, *shapes[name])
@@ -71,27 +69,18 @@ def test_fields_cannot_be_changed():
         FIELDS.entries = ()
 
 
-def test_tensors_keep_type_and_gradient():
-    tokens = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
-    packed = FIELDS.pack({"tokens": tokens, "length": np.array([1, 2])})
-    assert packed.dtype == torch.float64
-    FIELDS.unpack(packed)["tokens"].sum().backward()
-    np.testing.assert_array_equal(tokens.grad, 1)
-
-
 def test_unpack_works_under_vmap():
     x = torch.arange(8.0).view(2, 4)
     mapped = torch.func.vmap(lambda row: FIELDS.unpack(row)["tokens"] * 2)(x)
     torch.testing.assert_close(mapped, 2 * x[:, :3])
 
 
-@pytest.mark.parametrize("make", [np.asarray, torch.as_tensor])
-def test_integers_that_float32_rounds_are_rejected(make):
+def test_integers_that_float32_rounds_are_rejected():
     for value in (LARGEST_INTEGER, -LARGEST_INTEGER):
-        FIELDS.pack({"tokens": make([[0, value, 0]]), "length": make([1])})
+        FIELDS.pack({"tokens": [[0, value, 0]], "length": [1]})
     for value in (LARGEST_INTEGER + 1, -LARGEST_INTEGER - 1):
         with pytest.raises(DataError, match=rf"'tokens' has the integer {value}.*2\*\*24"):
-            FIELDS.pack({"tokens": make([[0, value, 0]]), "length": make([1])})
+            FIELDS.pack({"tokens": [[0, value, 0]], "length": [1]})
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def test_graphs_that_are_no_molecules_give_no_text():
         "no such atom": [3, 1, 1, 1, 1, 0],
         "not whole": [1.5, 0, -1, -1, -1, -1],
         "no such bond": [1, 1, 0, 4, -1, -1],
+        "no whole bond": [1, 1, 0, 1.5, -1, -1],
         "not finite": [np.nan, 1, 1, 1, 1, 0],
         "padding in front": [-1, 1, 1, 1, 1, 0],
     }

@@ -10,7 +10,7 @@ from recmix.errors import ConfigError
 from recmix.model.assembly import Own, make_model
 from recmix.model.encoder_decoder import reset
 from recmix.model.likelihoods import Bernoulli, Gaussian, ProbabilityBernoulli
-from recmix.model.network_checks import ROUNDING, check_decoder, check_encoder, mistaken_output
+from recmix.model.network_checks import ROUNDING, check_output, mistaken_output
 from recmix.model.networks import (
     encode_with_features,
     feature_size,
@@ -19,6 +19,15 @@ from recmix.model.networks import (
 )
 from recmix.model.options import ModelOptions
 from recmix.model.paper_networks import conv_encoder
+
+
+def check_encoder(module, shape, latent):
+    like = next(module.parameters(), torch.zeros(()))
+    check_output("encoder", module, torch.zeros(2, *shape).to(like), (2, 2 * latent), "mean and more")
+
+
+def check_decoder(module, output, latent):
+    check_output("decoder", module, torch.zeros(2, latent), (2, *output), "what the likelihood reads")
 
 
 def test_check_accepts_the_built_in_networks():
@@ -32,16 +41,20 @@ def test_check_takes_examples_and_outputs_of_any_shape(output):
     check_encoder(make_encoder("mlp", (7,), 3), (7,), 3)
     decoder = make_decoder("mlp", (7,), 3, output)
     check_decoder(decoder, output, 3)
-    with pytest.raises(ConfigError, match=r"expected \(2, 5, 7\), what the likelihood reads"):
+    with pytest.raises(ConfigError, match=r"shape \(2, 5, 7\), what the likelihood reads"):
         check_decoder(decoder, (5, 7), 3)
-    with pytest.raises(ConfigError, match=r"expected \(2, 10\), mean and log-variance of 5"):
+    with pytest.raises(ConfigError, match=r"shape \(2, 10\), mean and more"):
         check_encoder(make_encoder("mlp", (7,), 3), (7,), 5)
 
 
 def test_check_names_the_shape_given_and_the_shape_expected():
-    with pytest.raises(ConfigError, match=r"Flatten gave shape \(2, 64\).*expected \(2, 10\)"):
+    with pytest.raises(
+        ConfigError, match=r"Flatten gave shape \(2, 64\).*expected one tensor of shape \(2, 10\)"
+    ):
         check_encoder(nn.Flatten(), (1, 8, 8), 5)
-    with pytest.raises(ConfigError, match=r"Identity gave shape \(2, 5\).*expected \(2, 1, 8, 8\)"):
+    with pytest.raises(
+        ConfigError, match=r"Identity gave shape \(2, 5\).*expected one tensor of shape \(2, 1, 8, 8\)"
+    ):
         check_decoder(nn.Identity(), (1, 8, 8), 5)
 
 
@@ -52,7 +65,7 @@ def test_check_reports_a_module_that_fails_or_gives_no_tensor():
 
     with pytest.raises(ConfigError, match=r"gave a tuple.*one tensor of shape \(2, 10\)"):
         check_encoder(Pair(), (1, 8, 8), 5)
-    with pytest.raises(ConfigError, match=r"failed on an input of shape \(2, 5\)") as error:
+    with pytest.raises(ConfigError, match=r"failed for an input of shape \(2, 5\)") as error:
         check_decoder(nn.Linear(6, 64), (1, 8, 8), 5)
     assert isinstance(error.value.__cause__, RuntimeError)
 

@@ -158,6 +158,30 @@ class TokenEncoder(nn.Module):
         return self.head(hidden.sum(1) / x["lengths"][:, None])
 
 
+class Bits(recmix.likelihoods.Likelihood):
+    """A likelihood of two classes that does not say how many classes it has."""
+
+    values = "classes"
+
+    def log_prob(self, x, decoded):
+        return recmix.likelihoods.sum_event(torch.distributions.Bernoulli(logits=decoded).log_prob(x), x)
+
+    def sample(self, decoded, generator=None):
+        return torch.bernoulli(decoded.sigmoid(), generator=generator)
+
+    def mean(self, decoded):
+        return decoded.sigmoid()
+
+
+def test_a_likelihood_of_your_own_for_classes(tmp_path):
+    x = (counts() > 3).astype(np.float32)
+    model = recmix.fit("vae", x, likelihood=Bits(), **FAST)
+    assert model.elbo(x).shape == (len(x),)
+    model.export(tmp_path / "exported")
+    with pytest.raises(DataError, match="needs class numbers"):
+        recmix.fit("vae", x + 0.5, likelihood=Bits(), **FAST)
+
+
 class TokenLikelihood(recmix.likelihoods.Likelihood):
     """Categorical over tokens up to the length, which is given."""
 

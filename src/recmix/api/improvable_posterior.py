@@ -137,15 +137,7 @@ class ImprovablePosterior(TrainedPosterior):
     ) -> Frontier:
         """Measure the time and the IWAE-K bound of many refinements of the posterior on this machine.
 
-        Args:
-            x: validation examples (B, ...); only the first thousand are used.
-            budget: time limit as a multiple of the time of the encoder's own posterior.
-            milliseconds: time limit in milliseconds per example; give this or `budget`.
-            samples: K of the IWAE-K bound.
-            seed: seed of the sampling noise.
-            memory: bytes for the decoder's activations at a time; by default a value that suits the
-                device.
-            report: function that is called with the number of refinements done and their total.
+        The arguments are those of `tuned`.
 
         Returns:
             All measured refinements, and the best one within the time limit.

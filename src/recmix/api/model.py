@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from recmix.api.improvable_posterior import ImprovablePosterior
-from recmix.api.model_texts import TextModel
 from recmix.data import ArrayExamples, Data, Examples, load_again
 from recmix.errors import ConfigError, RunError, check_arguments
 from recmix.evaluation.bounds import bounds
@@ -32,7 +31,7 @@ from recmix.training.checkpoint import save_weights
 __all__ = ["Model"]
 
 
-class Model(ImprovablePosterior, TextModel):
+class Model(ImprovablePosterior):
     """A trained model: a method, with settings that refine and calibrate its posterior.
 
     It is an `nn.Module`: ``model(x)`` is the posterior of a batch, with gradients, and
@@ -84,12 +83,7 @@ class Model(ImprovablePosterior, TextModel):
     def elbo(self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None) -> Tensor:
         """The ELBO of each example, estimated from `samples` samples of q(z | x), (B,) in nats.
 
-        Args:
-            x: examples (B, ...).
-            samples: number of samples of q(z | x) per example.
-            seed: seed of the sampling noise.
-            memory: bytes for the decoder's activations at a time; by default a value that suits the
-                device.
+        The arguments are those of `log_likelihood`.
         """
         return self.bounds(x, samples, seed=seed, memory=memory)[0]
 
@@ -99,12 +93,7 @@ class Model(ImprovablePosterior, TextModel):
     ) -> tuple[Tensor, Tensor]:
         """The ELBO and the IWAE bound of each example from the same samples, (B,) each, in nats.
 
-        Args:
-            x: examples (B, ...).
-            samples: number of samples of q(z | x) per example.
-            seed: seed of the sampling noise.
-            memory: bytes for the decoder's activations at a time; by default a value that suits the
-                device.
+        The arguments are those of `log_likelihood`.
         """
         generator = torch.Generator(self.device).manual_seed(seed)
         how: dict[str, Any] = {"samples": samples, "generator": generator, "memory": memory}

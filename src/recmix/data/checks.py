@@ -116,13 +116,13 @@ def pack_fields(x: Mapping[str, Any], what: str, fields: Fields | None = None) -
     if not arrays:
         raise DataError(f"{what} is an empty dict; expected an array for each field")
     try:
-        found = fields or Fields.of_arrays(arrays)
+        found = fields or Fields({name: array.shape[1:] for name, array in arrays.items()})
         packed = found.pack(arrays)
     except DataError as error:
         raise DataError(f"{what}: {error}") from error
     if packed.ndim != 2:
         raise DataError(f"{what} has fields without an axis for the examples; expected (N, ...)")
-    return np.asarray(packed), found
+    return packed, found
 
 
 def same_axes(one: Sequence[int], other: Sequence[int]) -> bool:

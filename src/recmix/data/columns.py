@@ -21,6 +21,7 @@ from recmix.model.fields import check_exact
 __all__ = ["ColumnTable", "is_frame", "is_number", "read_csv", "read_parquet", "table_of_frame"]
 
 _TEXT_SHARE = 8  # reading text needs about this many times its size in memory
+_MISSING = ("", "na", "n/a", "null", "none", "?")  # cells for missing values, in lower case
 _OLDEST_PYARROW = (14, 0, 1)  # older versions unpickle what a file contains
 
 
@@ -53,7 +54,8 @@ def table_of_frame(frame: Any, what: str) -> ColumnTable:
 def read_csv(path: Path) -> ColumnTable:
     """Read a .csv file of numbers, one example per line. The file may be gzipped.
 
-    If a cell of the first line is not a number, this line holds the names of the columns.
+    If a cell of the first line is not a number, this line holds the names of the columns. But a line of
+    numbers and missing values is refused, in the first line as in others.
     """
     with as_data_error(path, ".csv file of numbers in UTF-8"):
         text = read_bytes(path, share=_TEXT_SHARE).decode("utf-8-sig")
@@ -75,6 +77,9 @@ def read_csv(path: Path) -> ColumnTable:
             f"{path}: the first column has no name, so it seems to hold row numbers: write the file "
             "without them (in pandas: to_csv(path, index=False)), or give the column a name"
         )
+    elif any(map(is_number, names)) and all(is_number(n) or n.lower() in _MISSING for n in names):
+        names = None  # the line is refused below
+        lines.seek(start)
     rest = lines.read()
     if not rest.strip():
         raise DataError(f"{path} has no row of numbers; expected one row per example")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gzip
 import hashlib
 import http.client
 import os
@@ -19,11 +18,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from recmix._version import __version__
-from recmix.data.formats import open_decompressed
-from recmix.data.limits import check_regular
+from recmix.data.limits import check_regular, check_size
 from recmix.errors import DataError
 
-__all__ = ["DownloadError", "checksum", "download", "md5_of", "offline", "unpack"]
+__all__ = ["DownloadError", "checksum", "download", "offline", "unpack"]
 
 _CHUNK_BYTES = 1 << 18
 _MAX_MEMBER_BYTES = 1 << 28  # limit for one file of an archive; published ones have 30,730,000 bytes
@@ -42,7 +40,6 @@ def download(
     urls: Sequence[str],
     target: Path,
     *,
-    md5: str | None = None,
     file_sum: str | None = None,
     timeout: float = 30.0,
 ) -> Path:
@@ -54,7 +51,6 @@ def download(
     Args:
         urls: URLs to try in this order.
         target: Path of the file; ".gz" is added if only the URL ends in ".gz".
-        md5: Expected MD5 sum of the decompressed content; None for no check.
         file_sum: Expected checksum of the file itself, see `checksum`; None for no check.
         timeout: Seconds to wait for an answer before the next URL is tried.
     """
@@ -66,9 +62,6 @@ def download(
             with _atomic_file(path) as stream:
                 _receive(url, stream, path, timeout)
                 stream.flush()
-                found = md5_of(Path(stream.name)) if md5 else None
-                if found != md5:
-                    raise DownloadError(f"its content has MD5 sum {found}, expected {md5}")
                 if file_sum and (of_file := checksum(Path(stream.name), file_sum)) != file_sum:
                     raise DownloadError(f"the file has checksum {of_file}, expected {file_sum}")
         except DownloadError as error:
@@ -91,50 +84,25 @@ def checksum(path: Path, like: str) -> str:
     if name == "git":
         digest.update(f"blob {path.stat().st_size}".encode() + bytes(1))
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return f"{name}:{digest.hexdigest()}"
-
-
-def md5_of(path: Path) -> str | None:
-    """Return the MD5 sum of the decompressed content of a file; None if a gzip file is damaged."""
-    digest = hashlib.md5(usedforsecurity=False)
-    try:
-        with open_decompressed(path) as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        return None
-    return digest.hexdigest()
+        return f"{name}:{hashlib.file_digest(stream, lambda: digest).hexdigest()}"
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
     """Unpack files from a tar archive into `folder`. The folders of the archive are not made.
 
-    `names` are the names of the files to unpack, without folders. If any path in the archive is absolute
-    or contains "..", nothing is unpacked and a DataError is raised.
+    `names` are the names of the files to unpack, without folders. Other files are ignored.
     """
     check_regular(archive)
     try:
         with tarfile.open(archive) as tar:
-            members = {PurePosixPath(member.name): member for member in tar.getmembers()}
-            for path in members:
-                if path.is_absolute() or ".." in path.parts:
-                    raise DataError(
-                        f"{archive} is not safe to unpack: it holds the path {str(path)!r}; "
-                        "delete it and download it from the published URL"
-                    )
-            for path, member in members.items():
-                if path.name not in names or not member.isreg():
+            for member in tar.getmembers():
+                name = PurePosixPath(member.name).name
+                if name not in names or not member.isreg():
                     continue
-                if member.size > _MAX_MEMBER_BYTES:
-                    raise DataError(
-                        f"{archive}: {str(path)!r} has {member.size} bytes, expected at most "
-                        f"{_MAX_MEMBER_BYTES}; delete it and download it from the published URL"
-                    )
+                check_size(f"{name} in {archive}", member.size, _MAX_MEMBER_BYTES)
                 source = tar.extractfile(member)
                 content = source.read() if source else b""
-                with _atomic_file(folder / path.name) as stream:
+                with _atomic_file(folder / name) as stream:
                     stream.write(content)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise DataError(

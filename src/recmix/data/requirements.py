@@ -43,8 +43,9 @@ or convert the values to counts
     The requirement of a likelihood is one of
 
     - "real": any finite number;
-    - "unit" or "binary_or_unit": numbers in [0, 1];
+    - "unit": numbers in [0, 1];
     - "counts": whole numbers of 0 or more;
+    - "classes": whole numbers, of which negative ones mark padding;
     - "classes:K": whole numbers from 0 to K - 1;
     - "padded_classes:K": as "classes:K", but negative whole numbers are allowed, too: they mark
       padding;
@@ -153,12 +154,17 @@ def _on_grid(x: Array) -> Array:
 _REQUIREMENTS = {
     "real": _Requirement("finite numbers", np.isfinite, True, "remove such examples"),
     "unit": _Requirement("values in [0, 1]", _in_unit, True, _UNIT),
-    "binary_or_unit": _Requirement("0 and 1, or values in [0, 1]", _in_unit, True, _UNIT),
     "counts": _Requirement(
         "counts (whole numbers of 0 or more)",
         _count,
         False,
         f"{_REAL}, or convert the values to counts",
+    ),
+    "classes": _Requirement(
+        "class numbers (whole numbers; negative ones mark padding)",
+        _whole,
+        False,
+        f"{_REAL}, or number the classes",
     ),
     "eight_bit": _Requirement(
         "grey values of 8 bits (k / 255, for k from 0 to 255)",

@@ -51,7 +51,7 @@ FIXED_LENGTH_NOTE = "the length is that of the trained model"
 
 
 class DataWarning(UserWarning):
-    """Warning that some texts of the user's data were left out, or are not valid SMILES strings."""
+    """Warning of data that may be wrong: left-out texts, few examples, or values on another scale."""
 
 
 def from_texts(

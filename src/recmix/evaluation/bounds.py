@@ -15,8 +15,7 @@ from torch import Tensor
 from recmix.errors import ConfigError, memory_advice
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer
-from recmix.model.decoder_memory import decode_bytes
-from recmix.model.latent import LatentModel
+from recmix.model.latent import LatentModel, decode_bytes
 from recmix.posteriors import Posterior
 
 __all__ = ["ADVICE", "MEMORY", "Bounds", "at_once", "bounds", "bounds_of"]

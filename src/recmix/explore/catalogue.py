@@ -357,7 +357,7 @@ class Catalogue:
         The result is None if the models accept different ranges, or only counts or classes.
         """
         needs = {run.model.latent_model.likelihood.requirement for run in self.array_runs}
-        if needs <= {"unit", "binary_or_unit", "eight_bit"}:
+        if needs <= {"unit", "eight_bit"}:
             return (0, 1)
         largest = float(np.finfo(np.float32).max)
         return (-largest, largest) if needs == {"real"} else None

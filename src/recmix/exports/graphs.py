@@ -168,7 +168,7 @@ def example_values(uniform: Tensor, likelihood: Likelihood) -> Tensor:
     """
     kind, _, classes = likelihood.requirement.partition(":")
     if kind.endswith("classes"):
-        return (uniform * min(int(group.partition("*")[0]) for group in classes.split("+"))).floor()
+        return (uniform * min(int(group.partition("*")[0] or 2) for group in classes.split("+"))).floor()
     if kind == "counts":
         return (uniform * COUNTS).floor()
     return (uniform * 255).round() / 255 if kind == "eight_bit" else uniform

@@ -121,7 +121,7 @@ def _range(values: str) -> list[float | None] | None:
     ([0.0, None], [0.0, 3.0], None)
     """
     kind, _, classes = values.partition(":")
-    if kind in ("unit", "binary_or_unit", "eight_bit"):
+    if kind in ("unit", "eight_bit"):
         return [0.0, 1.0]
     if kind in ("counts", "classes"):
         return [0.0, float(classes) - 1 if classes else None]

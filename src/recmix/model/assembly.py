@@ -19,7 +19,7 @@ from recmix.model.foreign import ForeignEncoder, as_decoder, as_encoder, latent_
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import LIKELIHOODS, Gaussian, Likelihood, find_likelihood
 from recmix.model.likelihoods.likelihood import constructor_options
-from recmix.model.network_checks import check_decoder, check_encoder
+from recmix.model.network_checks import check_output
 from recmix.model.networks import (
     AUTO_NETWORK,
     NETWORKS,
@@ -277,7 +277,8 @@ def make_model(
     else:
         encoder = _own_encoder(own, seen)
         if fields is None and not isinstance(encoder, ForeignEncoder):
-            check_encoder(encoder, shape, model.latent)
+            advice = f"mean and log-variance of {model.latent} latent dimensions side by side"
+            check_output("encoder", encoder, example, (2, 2 * model.latent), advice)
     if own.decoder is None:
         kind = model.decoder_network or model.network
         _refuse_own(kind, "decoder")
@@ -290,7 +291,10 @@ def make_model(
                 dims = latent_shape(encoder, seen)
         with evaluation_mode(own.decoder):
             decoder = as_decoder(own.decoder, dims, example)
-        check_decoder(decoder, output, model.latent)
+        z = torch.zeros(2, model.latent).to(like)
+        check_output(
+            "decoder", decoder, z, (2, *output), "what the likelihood reads for each latent point"
+        )
     centre = None if model.standardise == "none" else statistics.centre
     latent_model = LatentModel(
         decoder,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recmix.errors import DataError
 
@@ -25,8 +25,8 @@ class Fields:
     """Names and shapes of the fields of an example, in the order in which they are packed.
 
     The fields of an example are flattened and concatenated to one vector of `size` numbers. So a data
-    set and a model handle one tensor, and the networks unpack it. The methods take numpy arrays and
-    torch tensors. This module does not import torch.
+    set and a model handle one tensor, and the networks unpack it. `unpack` takes numpy arrays and torch
+    tensors. This module does not import torch.
 
     >>> fields = Fields({"tokens": (5,), "length": ()})
     >>> packed = fields.pack({"tokens": np.ones((2, 5), int), "length": np.array([3, 4])})
@@ -52,15 +52,6 @@ class Fields:
             raise DataError("there are no fields; expected at least one, such as {'tokens': (20,)}")
         object.__setattr__(self, "entries", entries)
 
-    @classmethod
-    def of_arrays(cls, arrays: Mapping[str, Any]) -> Fields:
-        """The fields of a dict of arrays (N, *shape) of N examples.
-
-        >>> Fields.of_arrays({"nodes": np.zeros((7, 4)), "edges": np.zeros((7, 4, 4))})
-        Fields({'nodes': (4,), 'edges': (4, 4)})
-        """
-        return cls({name: tuple(array.shape[1:]) for name, array in arrays.items()})
-
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each field of one example, {field name: shape}."""
@@ -71,15 +62,11 @@ class Fields:
         """The number of values of one packed example: the sum over all fields."""
         return sum(math.prod(shape) for _, shape in self.entries)
 
-    def pack(self, values: Mapping[str, Any]) -> Any:
-        """Flatten and concatenate the fields of a batch of examples: (B, size).
-
-        The result is a tensor if any field is a tensor, else a numpy array of float32. Floating-point
-        tensors keep their type; all other fields become float32.
+    def pack(self, values: Mapping[str, Any]) -> NDArray[np.float32]:
+        """Flatten and concatenate the fields of a batch of examples: a float32 array (B, size).
 
         Args:
-            values: For each field name, an array, tensor or list (B, *shape). B may stand for several
-                axes.
+            values: For each field name, an array or list (B, *shape). B may stand for several axes.
 
         Raises:
             DataError: If a field is missing, unknown, of another shape, or has an integer that float32
@@ -90,21 +77,8 @@ class Fields:
                 f"got the fields {', '.join(map(str, values)) or 'none'}; "
                 f"expected {', '.join(self.shapes)}"
             )
-        torch = sys.modules.get("torch")
-        given = [values[name] for name in self.shapes]
-        tensors = [value for value in given if torch is not None and isinstance(value, torch.Tensor)]
-        if torch is None or not tensors:
-            arrays = {name: _float32(np.asarray(value), name) for name, value in values.items()}
-            return np.concatenate(self._flat(arrays), axis=-1)
-        found = {}
-        for name, value in values.items():
-            tensor = torch.as_tensor(value, device=tensors[0].device)
-            if not tensor.is_floating_point():
-                if tensor.numel() and tensor.dtype != torch.bool:
-                    check_exact(tensor.min().item(), tensor.max().item(), f"field {name!r}")
-                tensor = tensor.to(torch.float32)
-            found[name] = tensor
-        return torch.cat(self._flat(found), dim=-1)
+        arrays = {name: _float32(np.asarray(value), name) for name, value in values.items()}
+        return np.concatenate(self._flat(arrays), axis=-1)
 
     def unpack(self, x: Array) -> dict[str, Array]:
         """Split packed examples (B, size) into a dict with one array (B, *shape) for each field.

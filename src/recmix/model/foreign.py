@@ -25,6 +25,7 @@ __all__ = [
     "as_encoder",
     "check_module",
     "latent_shape",
+    "tried",
 ]
 
 MEANS = ("mean", "mu", "loc", "embedding", "z_mean", "qz_m")
@@ -87,7 +88,7 @@ def as_encoder(network: nn.Module, example: Any) -> nn.Module:
     check_module(network, "encoder")
     if isinstance(network, ForeignEncoder):
         return network
-    out = _tried(network, example, "encoder")
+    out = tried(network, example, "encoder")
     if isinstance(out, Tensor) and out.ndim == 2 and out.shape[1] % 2 == 0:
         return network
     read_posterior(out)  # refuses what cannot be read
@@ -108,7 +109,7 @@ def as_decoder(network: nn.Module, latent: tuple[int, ...], like: Tensor) -> nn.
     if isinstance(network, ForeignDecoder):
         return network
     z = torch.zeros(2, *latent, device=like.device, dtype=like.dtype)
-    out = _tried(network, z, "decoder")
+    out = tried(network, z, "decoder")
     plain = isinstance(out, Tensor) and len(latent) == 1
     return network if plain else ForeignDecoder(network, latent)
 
@@ -119,7 +120,7 @@ def latent_shape(encoder: nn.Module, example: Any) -> tuple[int, ...]:
     The encoder is run on `example`, a batch of examples.
     """
     network = encoder.network if isinstance(encoder, ForeignEncoder) else encoder
-    out = _tried(network, example, "encoder")
+    out = tried(network, example, "encoder")
     if isinstance(out, Tensor):
         if out.ndim != 2 or out.shape[1] % 2:
             raise ConfigError(f"the encoder gave a tensor of shape {tuple(out.shape)}; {ACCEPTED}")
@@ -254,7 +255,7 @@ def _get(out: Any, name: str) -> Any:
     return out.get(name) if isinstance(out, Mapping) else getattr(out, name, None)
 
 
-def _tried(network: nn.Module, given: Any, what: str) -> Any:
+def tried(network: nn.Module, given: Any, what: str) -> Any:
     """Run a user's network without gradients and return its output.
 
     Raise a `ConfigError` if the network fails, or if its batch normalisation uses statistics of the

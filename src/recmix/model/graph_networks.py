@@ -36,7 +36,6 @@ def graph_encoder(
     units: int = UNITS,
     blocks: int = BLOCKS,
     activation: str = "silu",
-    positions: bool = True,
     width: float = 1.0,
 ) -> Encoder:
     """Make an encoder of graphs: message passing, then a gated sum over the nodes.
@@ -51,9 +50,6 @@ def graph_encoder(
         units: Size of the state of a node.
         blocks: Number of blocks. Each has two layers of message passing.
         activation: relu, leaky_relu, elu, silu, gelu or tanh.
-        positions: Whether the encoder sees the index of each node. This helps if nodes come in a fixed
-            order that the decoder must reproduce, as in molecules. If False, the result does not depend
-            on the order of the nodes.
         width: Multiplies `units`.
 
     >>> encoder = graph_encoder((10,), 2, node_classes=3, edge_classes=2, units=8)
@@ -68,7 +64,6 @@ def graph_encoder(
         units=scaled(units, width),
         blocks=blocks,
         activation=activation,
-        positions=positions,
     )
     return Encoder(features, nn.Linear(features.hidden, 2 * latent))
 
@@ -113,11 +108,12 @@ def graph_decoder(
 class GraphFeatures(nn.Module):
     """A network that computes features (B, units) of B graphs, by message passing.
 
-    Each layer updates the state h_i of node i: h_i += MLP(LN(h_i), Σ_j W_e(ij) LN(h_j)). LN is layer
-    normalisation, e(ij) is the class of the edge between i and j, and W_e is a matrix for each edge
-    class e, with W_e = 0 for "no edge". A gated sum over the nodes gives the features. Nodes that do not
-    exist have no influence. `nodes` is n, the largest number of nodes; `graph_encoder` explains the
-    other arguments.
+    The first state h_i of node i depends on its class and on its index i, because nodes come in a fixed
+    order, as in molecules. Each layer updates the state: h_i += MLP(LN(h_i), Σ_j W_e(ij) LN(h_j)). LN is
+    layer normalisation, e(ij) is the class of the edge between i and j, and W_e is a matrix for each
+    edge class e, with W_e = 0 for "no edge". A gated sum over the nodes gives the features. Nodes that
+    do not exist have no influence. `nodes` is n, the largest number of nodes; `graph_encoder` explains
+    the other arguments.
 
     >>> GraphFeatures(4, 3, 2, units=8)(torch.zeros(5, 10)).shape
     torch.Size([5, 8])
@@ -134,7 +130,6 @@ class GraphFeatures(nn.Module):
         units: int = UNITS,
         blocks: int = BLOCKS,
         activation: str = "silu",
-        positions: bool = True,
     ) -> None:
         super().__init__()
         check_sizes(units=units, blocks=blocks)
@@ -142,7 +137,7 @@ class GraphFeatures(nn.Module):
         self.node_classes, self.edge_classes = node_classes, edge_classes
         self.blocks, self.activation = blocks, activation
         self.embedding = nn.Embedding(node_classes, units)
-        self.position = nn.Embedding(nodes, units) if positions else None
+        self.position = nn.Embedding(nodes, units)
         self.layers = nn.ModuleList(
             _MessageLayer(units, edge_classes, activation) for _ in range(2 * blocks)
         )
@@ -165,9 +160,7 @@ class GraphFeatures(nn.Module):
             nodes, edges = x.split([self.nodes, self.nodes * (self.nodes - 1) // 2], dim=-1)
         dtype = self.embedding.weight.dtype
         exists = (nodes > 0).to(dtype)[..., None]  # (B, n, 1)
-        h = self.embedding(nodes.clamp(min=0).long())
-        if self.position is not None:
-            h = h + self.position.weight
+        h = self.embedding(nodes.clamp(min=0).long()) + self.position.weight
         adjacency = self._adjacency(edges, dtype)
         for layer in self.layers:
             h = layer(h * exists, adjacency)
@@ -184,7 +177,6 @@ class GraphFeatures(nn.Module):
             units=scaled(self.units, width),
             blocks=self.blocks,
             activation=self.activation,
-            positions=self.position is not None,
         )
 
     def _adjacency(self, edges: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from recmix.errors import ConfigError, DataError
-from recmix.model.vocabulary import Encoded, Vocabulary, register_vocabulary
+from recmix.model.vocabulary import Encoded, Vocabulary
 
 __all__ = ["BONDS", "AtomType", "MoleculeGraphs", "canonical_smiles", "quiet", "read_molecule"]
 __all__ += ["require_rdkit"]
@@ -46,7 +46,6 @@ class _Graph(NamedTuple):
     edges: np.ndarray  # bond classes of the upper triangle, row by row, (n(n-1)/2,)
 
 
-@register_vocabulary
 class MoleculeGraphs(Vocabulary):
     """A vocabulary that writes molecules as graphs of up to n atoms, without hydrogens. It needs RDKit.
 
@@ -209,7 +208,8 @@ class MoleculeGraphs(Vocabulary):
         ends = np.flatnonzero(nodes <= 0)
         count = int(ends[0]) if len(ends) else self.length
         used = edges[_places(count, self.length)]
-        if not (np.isin(nodes[:count], range(1, self.node_classes)).all() and (used < len(BONDS)).all()):
+        known = np.isin(nodes[:count], range(1, self.node_classes)).all()
+        if not (known and np.isin(used, range(len(BONDS))).all()):
             return ""
         rows, columns = _upper(count)
         bonded = np.flatnonzero(used > 0)

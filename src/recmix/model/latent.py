@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
+from recmix.model.encoder_decoder import evaluation_mode
 from recmix.model.priors import Prior, StandardNormal, standard_normal
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from recmix.model.fields import Fields
     from recmix.model.likelihoods import Likelihood
 
-__all__ = ["LatentModel", "standard_normal"]
+__all__ = ["LatentModel", "decode_bytes", "standard_normal"]
 
 
 class LatentModel(nn.Module):
@@ -132,10 +133,7 @@ class LatentModel(nn.Module):
         return found if self.spread is None else found - self.spread.log().sum()
 
     def log_conditional(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D).
-
-        S is the number of samples of z for each of the B examples.
-        """
+        """log p(x | z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
         found = self.log_density(self.observed(x), self.decoder_output(z))
         if found.shape != z.shape[:-1]:
             raise ConfigError(
@@ -146,10 +144,7 @@ class LatentModel(nn.Module):
         return found
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D).
-
-        S is the number of samples of z for each of the B examples.
-        """
+        """log p(x, z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
         return self.log_conditional(x, z) + self.prior.log_prob(z)
 
     def with_noise(self, noise: float) -> LatentModel:
@@ -168,3 +163,36 @@ class LatentModel(nn.Module):
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw n latent points z from the prior and return the means E[x | z], (n, *shape)."""
         return self.decode(self.prior.sample(n, generator=generator))
+
+
+def decode_bytes(model: LatentModel) -> int:
+    """Estimate the memory, in bytes, for computing log p(x | z) for one latent vector z.
+
+    The layers of the decoder and of the likelihood are run once, and the sizes of their outputs are
+    added. For the formula of the likelihood, four times the size of the decoder's output is added. If
+    the likelihood has a network, it is four times the size of the largest of all layer outputs.
+    """
+    total = largest = 0
+
+    def count(_module: nn.Module, _inputs: object, output: object) -> None:
+        nonlocal total, largest
+        for tensor in output if isinstance(output, tuple) else (output,):
+            if isinstance(tensor, Tensor):
+                size = tensor.numel() * tensor.element_size()
+                total, largest = total + size, max(largest, size)
+
+    networks = [model.decoder, *model.likelihood.children()]
+    leaves = [m for network in networks for m in network.modules() if not list(m.children())]
+    hooks = [m.register_forward_hook(count) for m in leaves]
+    try:
+        with evaluation_mode(model), torch.no_grad():
+            z = torch.zeros(1, 1, model.latent, device=model.centre.device, dtype=model.centre.dtype)
+            decoded = model.decoder_output(z)
+            if len(networks) > 1:
+                x = torch.zeros(1, *model.shape, device=z.device, dtype=z.dtype)
+                model.log_density(model.observed(x), decoded)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    own = largest if len(networks) > 1 else decoded.numel() * decoded.element_size()
+    return total + 4 * own  # for the likelihood

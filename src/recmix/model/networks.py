@@ -2,7 +2,7 @@
 
 An encoder maps examples x (B, *shape) to the mean and log-variance of q(z|x), concatenated in one
 tensor (B, 2·latent). A decoder maps z (N, latent) to the parameters of the likelihood, (N,
-*output). Any modules with these shapes can be used; `check_encoder` and `check_decoder` test them.
+*output). Any modules with these shapes can be used.
 
 To add a kind of network, write a file with the function that makes its encoder and the function
 that makes its decoder, and add them to `NETWORKS`.

@@ -156,26 +156,18 @@ class VampPrior(Prior):
     Args:
         encoder: maps (K, *shape) to (K, 2 D), the means and log-variances.
         shape: shape of an example, as the encoder gets it.
-        components: K, the number of pseudo-examples.
-        start: initial pseudo-examples (K, *shape); by default random noise.
+        components: K, the number of pseudo-examples. They start as random noise, see `start_at`.
 
     Reference: Tomczak and Welling, VAE with a VampPrior, AISTATS 2018.
     """
 
     name = "vamp"
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        shape: tuple[int, ...],
-        components: int = 50,
-        start: Tensor | None = None,
-    ) -> None:
+    def __init__(self, encoder: nn.Module, shape: tuple[int, ...], components: int = 50) -> None:
         super().__init__()
         if components < 1:
             raise ConfigError(f"a VampPrior needs at least 1 pseudo-example, got {components}")
-        pseudo = 0.1 * torch.randn(components, *shape) if start is None else start.detach().clone()
-        self.pseudo_examples = nn.Parameter(pseudo)
+        self.pseudo_examples = nn.Parameter(0.1 * torch.randn(components, *shape))
         self.use(encoder)
 
     def use(self, encoder: nn.Module) -> None:

@@ -6,7 +6,6 @@ after it are padding (-1). So an array (N, T) of N examples holds texts of up to
 
 from __future__ import annotations
 
-import math
 import re
 from abc import abstractmethod
 from collections import Counter
@@ -17,7 +16,7 @@ import numpy as np
 
 from recmix.errors import ConfigError, DataError, unknown
 from recmix.model.smiles_syntax import has_smiles_syntax
-from recmix.model.vocabulary import Encoded, Vocabulary, register_vocabulary
+from recmix.model.vocabulary import Encoded, Vocabulary
 
 __all__ = ["END", "KEPT", "NOT_SMILES", "PADDING", "UNKNOWN", "UNKNOWN_TOKENS"]
 __all__ += ["Smiles", "TokenVocabulary", "Words"]
@@ -108,19 +107,22 @@ class TokenVocabulary(Vocabulary):
         else:
             _whole("vocabulary_size", size, 1, MAX_TOKENS)
         counts: Counter[str] = Counter()
-        lengths: Counter[int] = Counter()
+        lengths: list[int] = []
         for text in texts:
             found = cls.split(text)
             counts.update(found)
-            lengths[len(found)] += 1
-        del lengths[0]  # empty texts
+            if found:
+                lengths.append(len(found))
         for token in [token for token in counts if not _is_token(token)] + list(SPECIAL):
             del counts[token]
         if not counts:
             raise DataError(f"there is no training text with a token for a vocabulary of {cls.kind}")
         ordered = sorted(counts, key=lambda token: (-counts[token], token))
         limit = MAX_TOKENS if size is None else size
-        return cls(ordered[:limit], _covering(lengths) + 1 if length is None else length)
+        if length is None:
+            usual, most = np.quantile(lengths, (0.5, COVERED), method="inverted_cdf")
+            length = 1 + int(min(most, max(SHORT, FAR * usual), MAX_LENGTH - 1))
+        return cls(ordered[:limit], length)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Convert texts to token numbers, float32 (N, T), with an end token (0) and padding (-1).
@@ -206,7 +208,6 @@ class TokenVocabulary(Vocabulary):
         return self.join([self.tokens[number] for number in shown])
 
 
-@register_vocabulary
 class Words(TokenVocabulary):
     """A vocabulary that cuts texts into words at white space.
 
@@ -243,7 +244,6 @@ class Words(TokenVocabulary):
         return " ".join(tokens)
 
 
-@register_vocabulary
 class Smiles(TokenVocabulary):
     """A vocabulary that cuts SMILES strings of molecules into chemical tokens.
 
@@ -281,28 +281,6 @@ class Smiles(TokenVocabulary):
     def join(cls, tokens: Sequence[str]) -> str:
         """Join tokens to a SMILES string, or return "" if a token is ``<unknown>``."""
         return "" if SPECIAL[UNKNOWN] in tokens else "".join(tokens)
-
-
-def _covering(lengths: Counter[int]) -> int:
-    """The default length of examples, without the end token, from the number of texts of each length.
-
-    See `COVERED` and `FAR`.
-    """
-    usual = _quantile(lengths, 0.5)
-    return min(_quantile(lengths, COVERED), max(SHORT, FAR * usual), MAX_LENGTH - 1)
-
-
-def _quantile(lengths: Counter[int], share: float) -> int:
-    """The smallest length that a share of the texts does not exceed.
-
-    `lengths` holds the number of texts of each length.
-    """
-    needed = math.ceil(share * lengths.total())
-    for length in sorted(lengths):
-        needed -= lengths[length]
-        if needed <= 0:
-            break
-    return length
 
 
 def _whole(name: str, value: Any, low: int, high: int) -> int:

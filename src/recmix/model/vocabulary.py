@@ -13,14 +13,7 @@ import numpy as np
 
 from recmix.errors import DataError, unknown
 
-__all__ = [
-    "VOCABULARIES",
-    "Encoded",
-    "Vocabulary",
-    "find_vocabulary",
-    "register_vocabulary",
-    "vocabulary_from_json",
-]
+__all__ = ["Encoded", "Vocabulary", "find_vocabulary", "vocabulary_from_json"]
 
 
 class Encoded(NamedTuple):
@@ -42,10 +35,10 @@ class Vocabulary(ABC):
     """Base class of vocabularies, which convert texts to examples of one shape and back.
 
     Texts are, for example, sentences or SMILES strings. A vocabulary belongs to a data set and is stored
-    with every model that was trained on it. A subclass is registered with `register_vocabulary`.
+    with every model that was trained on it. `find_vocabulary` lists the subclasses.
 
     Attributes:
-        kind: the name under which the class is registered, such as "smiles".
+        kind: the name of the class in stored vocabularies, such as "smiles".
         molecules: whether the texts are SMILES strings of molecules.
         shape: shape of an example.
         fields: shapes of the fields of an example, {field name: shape}; None if an example is one array.
@@ -117,16 +110,6 @@ class Vocabulary(ABC):
         return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()
 
 
-VOCABULARIES: dict[str, type[Vocabulary]] = {}
-"""All registered vocabularies by name."""
-
-
-def register_vocabulary(kind: type[Vocabulary]) -> type[Vocabulary]:
-    """Class decorator that registers a vocabulary class under its `kind`."""
-    VOCABULARIES[kind.kind] = kind
-    return kind
-
-
 def vocabulary_from_json(stored: Any) -> Vocabulary:
     """Make a vocabulary again from the result of `Vocabulary.describe`.
 
@@ -138,15 +121,17 @@ def vocabulary_from_json(stored: Any) -> Vocabulary:
 
 
 def find_vocabulary(kind: str) -> type[Vocabulary]:
-    """Return the vocabulary class that is registered under this name.
+    """Return the vocabulary class of this kind.
 
     Raise a `DataError` if there is none.
 
     >>> find_vocabulary("smiles").molecules
     True
     """
-    from recmix.model import graph_vocabulary, sequence_vocabulary  # noqa: F401  (they register)
+    from recmix.model.graph_vocabulary import MoleculeGraphs
+    from recmix.model.sequence_vocabulary import Smiles, Words
 
-    if kind not in VOCABULARIES:
-        raise DataError(unknown("kind of vocabulary", str(kind), VOCABULARIES))
-    return VOCABULARIES[kind]
+    known: dict[str, type[Vocabulary]] = {made.kind: made for made in (Words, Smiles, MoleculeGraphs)}
+    if kind not in known:
+        raise DataError(unknown("kind of vocabulary", str(kind), known))
+    return known[kind]

@@ -95,9 +95,10 @@ class Mixture(Posterior):
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each latent dimension, Σ_m α_m (σ_m² + μ_m²) - mean², (B, D)."""
-        moments = torch.stack([q.variance + q.mean.square() for q in self.components])
-        return (self.weights.movedim(-1, 0)[..., None] * moments).sum(0) - self.mean.square()
+        """The variance of each latent dimension, Σ_m α_m (σ_m² + (μ_m - mean)²), (B, D)."""
+        mean = self.mean
+        moments = torch.stack([q.variance + (q.mean - mean).square() for q in self.components])
+        return (self.weights.movedim(-1, 0)[..., None] * moments).sum(0)
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
@@ -161,22 +162,10 @@ class Mixture(Posterior):
         return z
 
     def rsample_and_log_prob(
-        self,
-        samples: int = 1,
-        *,
-        generator: torch.Generator | None = None,
-        stratified: bool = False,
+        self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """S samples z, (S, B, D), and their log densities under the whole mixture, (S, B).
-
-        Args:
-            samples: S, the number of samples for each example.
-            generator: the random number generator.
-            stratified: if True, the components of the S samples are chosen by stratified sampling: about
-                α_m S samples come from component m. If False, they are chosen independently. Averages
-                over stratified samples have the same expectation and less variance.
-        """
-        choice = self._choose(samples, generator, stratified)  # (S, B)
+        """S samples z, (S, B, D), and their log densities under the whole mixture, (S, B)."""
+        choice = self._choose(samples, generator)  # (S, B)
         z = self._draw(choice, generator)
         needs_grad = z.requires_grad or self.log_weights.requires_grad
         if self.has_rsample and torch.is_grad_enabled() and needs_grad:
@@ -198,14 +187,11 @@ class Mixture(Posterior):
         parts = [q for q in self.components if isinstance(q, Gaussian)]
         return torch.stack([q.mean for q in parts]), torch.stack([q.log_variance for q in parts])
 
-    def _choose(self, samples: int, generator: torch.Generator | None, stratified: bool) -> Tensor:
+    def _choose(self, samples: int, generator: torch.Generator | None) -> Tensor:
         """For each sample, the index of the component that it is drawn from, (S, B)."""
         weights = self.weights.detach()
         shape = (samples, *weights.shape[:-1])
         u = torch.rand(shape, generator=generator, device=weights.device, dtype=weights.dtype)
-        if stratified:
-            strata = torch.arange(samples, device=weights.device, dtype=weights.dtype)
-            u = (strata.view(-1, *(1 for _ in shape[1:])) + u) / samples
         edges = weights.cumsum(-1)[..., :-1]  # (B, K - 1)
         return (u[..., None] > edges).sum(-1)
 

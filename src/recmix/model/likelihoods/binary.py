@@ -19,6 +19,7 @@ class Bernoulli(Likelihood):
     """A likelihood of binary values. The decoder's output l holds their logits.
 
     log p(x|z) = Σ x·l - log(1 + eˡ). Values of x between 0 and 1 are allowed; the formula is the same.
+    After `tempered`, l / τ replaces l, where τ is the temperature `noise`.
 
     >>> bernoulli = Bernoulli()
     >>> x = torch.ones(3, 1, 8, 8)
@@ -30,17 +31,14 @@ class Bernoulli(Likelihood):
     can_temper = True
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for x (B, *event) in [0, 1] and logits (S, B, *event).
-
-        S is the number of samples of z for each example.
-        """
+        """log p(x | z), (S, B), for x (B, *event) in [0, 1] and logits (S, B, *event)."""
         # Above 40, log(1 + eˡ) = l to the last digit of float64; the default 20 is not enough.
         logits = self._logits(decoded)
         normaliser = F.softplus(logits, threshold=40)
         return -sum_event(torch.addcmul(normaliser, x, logits, value=-1), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probability of the value 1, sigmoid(l / τ), for logits l. τ is the temperature `noise`."""
+        """The probability of the value 1, p = sigmoid(l / τ), for logits l."""
         return self._logits(decoded).sigmoid()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -49,18 +47,14 @@ class Bernoulli(Likelihood):
             return torch.bernoulli(self.mean(decoded), generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits l: (x - sigmoid(l / τ)) / τ.
-
-        τ is the temperature `noise`.
-        """
+        """The derivative of log p(x | z) with respect to the logits l: (x - p) / τ."""
         found = x - self.mean(decoded)
         return found if self.noise == 1 else found / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information with respect to the logits l: p·(1 - p) / τ².
 
-        p = sigmoid(l / τ) is the probability of the value 1, and τ the temperature `noise`. The result
-        is accurate for very large positive and negative l.
+        The result is accurate for very large positive and negative l.
         """
         logits = self._logits(decoded)
         found = logits.sigmoid() * (-logits).sigmoid()
@@ -85,10 +79,7 @@ class ProbabilityBernoulli(Likelihood):
     values = "unit"
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for x (B, *event) in [0, 1] and probabilities (S, B, *event).
-
-        S is the number of samples of z for each example.
-        """
+        """log p(x | z), (S, B), for x (B, *event) in [0, 1] and probabilities (S, B, *event)."""
         p = decoded.clamp(*LIMITS)
         return sum_event(x * p.log() + (1 - x) * (-p).log1p(), x)
 

@@ -83,7 +83,12 @@ class Gaussian(Likelihood):
         nn.init.constant_(self.log_variance, math.log(self.initial))
 
     def fix(self, variance: float) -> None:
-        """Set the variance of all values to a constant that training does not change."""
+        """Set the variance of all values to a constant, at least the floor, that is not trained."""
+        if not variance >= self.floor:
+            raise ConfigError(
+                f"{self.name} likelihood with variance={variance}: expected at least "
+                f"{self.floor:g}, the smallest variance: multiply the data by a factor"
+            )
         self.initial = variance
         fixed = self.log_variance.detach().clone()
         self._parameters.pop("log_variance", None)
@@ -102,10 +107,7 @@ class Gaussian(Likelihood):
         return found if self.noise == 1 else found + math.log(self.noise)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *event) and means m (S, B, *event).
-
-        S is the number of samples of z for each example.
-        """
+        """log p(x | z), (S, B), for examples x (B, *event) and means m (S, B, *event)."""
         return _gaussian_log_prob(x, decoded, self._log_variance())
 
     def mean(self, decoded: Tensor) -> Tensor:
@@ -163,10 +165,7 @@ class FeatureGaussian(Gaussian):
         self._start(learned)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *event) and means m (S, B, *event).
-
-        S is the number of samples of z for each example.
-        """
+        """log p(x | z), (S, B), for examples x (B, *event) and means m (S, B, *event)."""
         log_variance = self._log_variance()
         errors = (x - decoded).square() * (-log_variance).exp()
         return -0.5 * sum_event(errors + log_variance + math.log(2 * math.pi), x)
@@ -209,10 +208,7 @@ class DecodedGaussian(Likelihood):
         return (2 * shape[0], *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *event) and decoder outputs (S, B, *output).
-
-        S is the number of samples of z for each example.
-        """
+        """log p(x | z), (S, B), for examples x (B, *event) and decoder outputs (S, B, *output)."""
         mean, variance, _ = self._parts(decoded)
         terms = (x - mean).square() / variance + variance.log() + math.log(2 * math.pi)
         return -0.5 * sum_event(terms, x)
