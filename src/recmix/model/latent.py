@@ -133,7 +133,10 @@ class LatentModel(nn.Module):
         return found if self.spread is None else found - self.spread.log().sum()
 
     def log_conditional(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
+        """log p(x | z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D).
+
+        S is the number of samples of z for each of the B examples.
+        """
         found = self.log_density(self.observed(x), self.decoder_output(z))
         if found.shape != z.shape[:-1]:
             raise ConfigError(
@@ -144,7 +147,10 @@ class LatentModel(nn.Module):
         return found
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
+        """log p(x, z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D).
+
+        S is the number of samples of z for each of the B examples.
+        """
         return self.log_conditional(x, z) + self.prior.log_prob(z)
 
     def with_noise(self, noise: float) -> LatentModel:

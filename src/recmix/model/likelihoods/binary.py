@@ -31,7 +31,10 @@ class Bernoulli(Likelihood):
     can_temper = True
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for x (B, *event) in [0, 1] and logits (S, B, *event)."""
+        """log p(x | z), (S, B), for x (B, *event) in [0, 1] and logits (S, B, *event).
+
+        S is the number of samples of z for each example.
+        """
         # Above 40, log(1 + eˡ) = l to the last digit of float64; the default 20 is not enough.
         logits = self._logits(decoded)
         normaliser = F.softplus(logits, threshold=40)
@@ -79,7 +82,10 @@ class ProbabilityBernoulli(Likelihood):
     values = "unit"
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for x (B, *event) in [0, 1] and probabilities (S, B, *event)."""
+        """log p(x | z), (S, B), for x (B, *event) in [0, 1] and probabilities (S, B, *event).
+
+        S is the number of samples of z for each example.
+        """
         p = decoded.clamp(*LIMITS)
         return sum_event(x * p.log() + (1 - x) * (-p).log1p(), x)
 

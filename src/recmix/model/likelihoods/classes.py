@@ -100,7 +100,10 @@ class Categorical(Likelihood):
         return (*shape, self.classes)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for class numbers x (B, *event) and logits (S, B, *event, K)."""
+        """log p(x | z), (S, B), for class numbers x (B, *event) and logits (S, B, *event, K).
+
+        S is the number of samples of z for each example.
+        """
         return sum_event(class_log_probs(x, decoded / self.noise), x)
 
     def mean(self, decoded: Tensor) -> Tensor:

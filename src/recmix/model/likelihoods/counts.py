@@ -27,7 +27,10 @@ class Poisson(Likelihood):
     values = "counts"
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for counts x (B, *event) and log-rates (S, B, *event)."""
+        """log p(x | z), (S, B), for counts x (B, *event) and log-rates (S, B, *event).
+
+        S is the number of samples of z for each example.
+        """
         return sum_event(x * decoded - decoded.exp() - torch.lgamma(x + 1), x)
 
     def mean(self, decoded: Tensor) -> Tensor:

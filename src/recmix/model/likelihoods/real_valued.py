@@ -107,7 +107,10 @@ class Gaussian(Likelihood):
         return found if self.noise == 1 else found + math.log(self.noise)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *event) and means m (S, B, *event)."""
+        """log p(x | z), (S, B), for examples x (B, *event) and means m (S, B, *event).
+
+        S is the number of samples of z for each example.
+        """
         return _gaussian_log_prob(x, decoded, self._log_variance())
 
     def mean(self, decoded: Tensor) -> Tensor:
@@ -165,7 +168,10 @@ class FeatureGaussian(Gaussian):
         self._start(learned)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *event) and means m (S, B, *event)."""
+        """log p(x | z), (S, B), for examples x (B, *event) and means m (S, B, *event).
+
+        S is the number of samples of z for each example.
+        """
         log_variance = self._log_variance()
         errors = (x - decoded).square() * (-log_variance).exp()
         return -0.5 * sum_event(errors + log_variance + math.log(2 * math.pi), x)
@@ -208,7 +214,10 @@ class DecodedGaussian(Likelihood):
         return (2 * shape[0], *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *event) and decoder outputs (S, B, *output)."""
+        """log p(x | z), (S, B), for examples x (B, *event) and decoder outputs (S, B, *output).
+
+        S is the number of samples of z for each example.
+        """
         mean, variance, _ = self._parts(decoded)
         terms = (x - mean).square() / variance + variance.log() + math.log(2 * math.pi)
         return -0.5 * sum_event(terms, x)
