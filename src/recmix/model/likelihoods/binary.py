@@ -19,7 +19,6 @@ class Bernoulli(Likelihood):
     """A likelihood of binary values. The decoder's output l holds their logits.
 
     log p(x|z) = Σ x·l - log(1 + eˡ). Values of x between 0 and 1 are allowed; the formula is the same.
-    After `tempered`, l / τ replaces l, where τ is the temperature `noise`.
 
     >>> bernoulli = Bernoulli()
     >>> x = torch.ones(3, 1, 8, 8)
@@ -41,7 +40,7 @@ class Bernoulli(Likelihood):
         return -sum_event(torch.addcmul(normaliser, x, logits, value=-1), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probability of the value 1, p = sigmoid(l / τ), for logits l."""
+        """The probability of the value 1, sigmoid(l / τ), for logits l. τ is the temperature `noise`."""
         return self._logits(decoded).sigmoid()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -50,14 +49,18 @@ class Bernoulli(Likelihood):
             return torch.bernoulli(self.mean(decoded), generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits l: (x - p) / τ."""
+        """The derivative of log p(x | z) with respect to the logits l: (x - sigmoid(l / τ)) / τ.
+
+        τ is the temperature `noise`.
+        """
         found = x - self.mean(decoded)
         return found if self.noise == 1 else found / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information with respect to the logits l: p·(1 - p) / τ².
 
-        The result is accurate for very large positive and negative l.
+        p = sigmoid(l / τ) is the probability of the value 1, and τ the temperature `noise`. The result
+        is accurate for very large positive and negative l.
         """
         logits = self._logits(decoded)
         found = logits.sigmoid() * (-logits).sigmoid()

@@ -108,13 +108,19 @@ class NegativeBinomial(Likelihood):
             return torch.poisson(rate, generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to log μ: (x - μ)·θ / (θ + μ), (B, *event)."""
+        """The derivative of log p(x | z) with respect to log μ: (x - μ)·θ / (θ + μ), (B, *event).
+
+        μ is the mean of each count, and θ its inverse dispersion.
+        """
         mean = self._log_mean(x, decoded).exp()
         theta = self._log_theta().exp()
         return (x - mean) * theta / (theta + mean)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to log μ: μ·θ / (θ + μ), (B, *event)."""
+        """The diagonal of the Fisher information with respect to log μ: μ·θ / (θ + μ), (B, *event).
+
+        μ is the mean of each count, and θ its inverse dispersion.
+        """
         mean = self._log_mean(x, decoded).exp()
         theta = self._log_theta().exp()
         return mean * theta / (theta + mean)
@@ -226,9 +232,8 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
 class Multinomial(Likelihood):
     """A likelihood of bags of words: N words drawn from softmax(l), where N is the total count of x.
 
-    log p(x|z) = log N! - Σ log x_k! + Σ x_k log p_k, where x_k is the count of word k. The words have
-    the probabilities p = softmax(l / τ), where l is the decoder's output and τ the temperature `noise`,
-    which is 1 before `tempered`. N is taken from x and is not modelled.
+    log p(x|z) = log N! - Σ log x_k! + Σ x_k log softmax(l)_k, where x_k is the count of word k and l is
+    the decoder's output. N is taken from x and is not modelled.
 
     Args:
         coefficient: whether log N! - Σ log x_k! is included. Without it the result is the log
@@ -270,7 +275,10 @@ class Multinomial(Likelihood):
         return found
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probabilities of the F words, p = softmax(l / τ), (..., F), for logits l."""
+        """The probabilities of the F words, softmax(l / τ), (..., F), for logits l.
+
+        τ is the temperature `noise`.
+        """
         return (decoded / self.noise).softmax(-1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -284,16 +292,28 @@ class Multinomial(Likelihood):
             return torch.zeros_like(flat).scatter_(-1, drawn, 1.0).view_as(decoded)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits: (x - N·p) / τ, (B, F)."""
+        """The derivative of log p(x | z) with respect to the logits: (x - N·p) / τ, (B, F).
+
+        N is the total count of an example, p are the probabilities of the F words, and τ is the
+        temperature `noise`.
+        """
         return (x - total(x) * self.mean(decoded)) / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to logits: N·p·(1 - p) / τ², (B, F)."""
+        """The diagonal of the Fisher information with respect to the logits: N·p·(1 - p) / τ², (B, F).
+
+        N is the total count of an example, p are the probabilities of the F words, and τ is the
+        temperature `noise`.
+        """
         p = self.mean(decoded)
         return total(x) * p * (1 - p) / self.noise**2
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The Fisher information N·(diag(p) - p pᵀ) / τ² times `vectors` (B, F, D): (B, F, D)."""
+        """The Fisher information N·(diag(p) - p pᵀ) / τ² times `vectors` (B, F, D): (B, F, D).
+
+        N is the total count of an example, p are the probabilities of the F words, and τ is the
+        temperature `noise`.
+        """
         p = self.mean(decoded)[..., None]
         weighted = p * (vectors - (p * vectors).sum(1, keepdim=True))
         return total(x)[..., None] * weighted / self.noise**2
