@@ -14,7 +14,7 @@ from recmix.data import fetch
 from recmix.errors import DataError
 
 CONTENT = np.random.default_rng(0).bytes(600_000)
-SUM = "md5:" + hashlib.md5(CONTENT).hexdigest()
+MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 def files_in(folder):
@@ -46,12 +46,11 @@ def serve(server):
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_download_writes_file(serve, target, zipped, capsys):
+def test_download_checks_and_writes_file(serve, target, zipped, capsys):
     name = "file.gz" if zipped else "file"
-    content = gzip.compress(CONTENT) if zipped else CONTENT
-    path = fetch.download([serve(name, content)], target)
+    path = fetch.download([serve(name, gzip.compress(CONTENT) if zipped else CONTENT)], target, md5=MD5)
     assert path.name == name
-    assert path.read_bytes() == content
+    assert fetch.md5_of(path) == MD5
     assert files_in(target.parent) == [name]
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -69,19 +68,20 @@ def test_the_checksum_of_the_compressed_file_is_checked(serve, target, kind):
     digits = hashlib.sha1(whole) if kind == "git" else hashlib.new(kind, content)
     fetch.download([url], target, file_sum=f"{kind}:{digits.hexdigest()}")
     with pytest.raises(fetch.DownloadError, match=f"checksum {kind}:{digits.hexdigest()}, expected"):
-        fetch.download([url], target, file_sum=f"{kind}:0")
+        fetch.download([url], target, file_sum=f"{kind}:{MD5}")
 
 
 def test_next_url_is_tried_after_a_failure(server, serve, target):
     urls = [f"{server[1]}/none", serve("wrong", b"another content"), serve()]
-    assert fetch.download(urls, target, file_sum=SUM).read_bytes() == CONTENT
+    assert fetch.download(urls, target, md5=MD5).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
         ("none", None, "the server answered 404"),
-        ("wrong", b"another content", f"the file has checksum md5:.*, expected {SUM}"),
+        ("wrong", b"another content", f"its content has MD5 sum .*, expected {MD5}"),
+        ("wrong.gz", gzip.compress(CONTENT)[:1000], "its content has MD5 sum None"),
         ("file.half", CONTENT, "stopped after"),
         ("file.page", b"<html>sign in</html>", "a web page instead of the file"),
     ],
@@ -89,7 +89,7 @@ def test_next_url_is_tried_after_a_failure(server, serve, target):
 def test_failed_download_gives_reason_and_leaves_no_file(server, serve, target, name, content, reason):
     url = f"{server[1]}/{name}" if content is None else serve(name, content)
     with pytest.raises(fetch.DownloadError, match=rf"{url}: .*{reason}"):
-        fetch.download([url], target, file_sum=SUM)
+        fetch.download([url], target, md5=MD5)
     assert files_in(target.parent) == []
 
 

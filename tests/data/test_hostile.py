@@ -256,6 +256,7 @@ folder = Path(sys.argv[1])
 names = ["images", "a.zip", "a.npy", "a.npz", "a.csv", "a.csv.gz", "a.parquet"]
 reads = [lambda name=name: load(folder / name) for name in names]
 reads.append(lambda: fetch.unpack(folder / "a.npy", folder, ["x"]))
+reads.append(lambda: fetch.md5_of(folder / "a.npy"))
 for read in reads:
     try:
         read()
@@ -273,7 +274,7 @@ def test_named_pipes_are_not_opened(tmp_path):
         os.mkfifo(tmp_path / name)
     command = [sys.executable, "-c", PIPES, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stderr, done.stdout.split()) == ("", ["refused"] * 8)
+    assert (done.stderr, done.stdout.split()) == ("", ["refused"] * 9)
 
 
 def test_devices_and_folders_are_not_read(tmp_path):
@@ -317,4 +318,4 @@ def test_every_download_has_a_checksum():
 
     for spec in SETS.values():
         for file in (*spec.files, *([spec.archive] if spec.archive else [])):
-            assert file.file_sum or not file.urls, file.name
+            assert file.md5 or file.file_sum or not file.urls, file.name

@@ -40,8 +40,7 @@ def small_mnist(rng, write_idx, monkeypatch):
         for file, count in zip(SETS["mnist"].files, (60, 20), strict=True):
             images[file.name] = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
             content = write_idx(folder / (file.name + ".gz" * zipped), images[file.name], zipped)
-            md5 = hashlib.md5(content).hexdigest()
-            files.append(dataclasses.replace(file, md5=md5, file_sum=None))
+            files.append(dataclasses.replace(file, md5=hashlib.md5(content).hexdigest()))
         for name in ("mnist", "binary-mnist"):
             monkeypatch.setitem(SETS, name, dataclasses.replace(SETS[name], files=tuple(files)))
         return images
@@ -284,10 +283,10 @@ def test_missing_files_are_downloaded_once(tmp_path, publish_mnist, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("ending", "reason"), [("x", "answered 404"), (".half", "stopped"), ("", "expected md5:wrong")]
+    ("ending", "reason"), [("x", "answered 404"), (".half", "stopped"), ("", "expected wrong")]
 )
 def test_failed_download_gives_reason_and_leaves_no_file(tmp_path, publish_mnist, ending, reason):
-    folder = publish_mnist(lambda name: (name + ending,), file_sum="md5:wrong")
+    folder = publish_mnist(lambda name: (name + ending,), md5="wrong")
     for file in SETS["mnist"].files:
         shutil.copy(folder / file.name, folder / f"{file.name}.half")
     with pytest.raises(DataError, match=rf"2 of 2 files are missing[\s\S]*failed:[\s\S]*{reason}"):

@@ -390,7 +390,7 @@ def test_missing_files_of_named_sets_are_described(tmp_path, name, monkeypatch):
 def test_another_list_of_molecules_is_refused_as_zinc250k(tmp_path):
     (tmp_path / "molecules").mkdir()
     write(tmp_path / "molecules" / "zinc250k.smi.gz", MOLECULES)
-    with pytest.raises(DataError, match="not the published file: the MD5 sum"):
+    with pytest.raises(DataError, match="not the published list of molecules: the SHA-256 sum"):
         load("zinc250k", root=tmp_path)
 
 

@@ -223,7 +223,7 @@ def test_folder_of_a_spec_is_not_used_for_downloads(tmp_path, monkeypatch):
     theirs.mkdir()
     asked = []
 
-    def download(urls, path, **others):
+    def download(urls, path, md5=None, **others):
         asked.append(path)
         raise recmix.data.fetch.DownloadError("not in a test")
 

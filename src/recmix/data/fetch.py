@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import hashlib
 import http.client
 import os
@@ -18,10 +19,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from recmix._version import __version__
+from recmix.data.formats import open_decompressed
 from recmix.data.limits import check_regular, check_size
 from recmix.errors import DataError
 
-__all__ = ["DownloadError", "checksum", "download", "offline", "unpack"]
+__all__ = ["DownloadError", "checksum", "download", "md5_of", "offline", "unpack"]
 
 _CHUNK_BYTES = 1 << 18
 _MAX_MEMBER_BYTES = 1 << 28  # limit for one file of an archive; published ones have 30,730,000 bytes
@@ -40,6 +42,7 @@ def download(
     urls: Sequence[str],
     target: Path,
     *,
+    md5: str | None = None,
     file_sum: str | None = None,
     timeout: float = 30.0,
 ) -> Path:
@@ -51,6 +54,7 @@ def download(
     Args:
         urls: URLs to try in this order.
         target: Path of the file; ".gz" is added if only the URL ends in ".gz".
+        md5: Expected MD5 sum of the decompressed content; None for no check.
         file_sum: Expected checksum of the file itself, see `checksum`; None for no check.
         timeout: Seconds to wait for an answer before the next URL is tried.
     """
@@ -62,6 +66,9 @@ def download(
             with _atomic_file(path) as stream:
                 _receive(url, stream, path, timeout)
                 stream.flush()
+                found = md5_of(Path(stream.name)) if md5 else None
+                if found != md5:
+                    raise DownloadError(f"its content has MD5 sum {found}, expected {md5}")
                 if file_sum and (of_file := checksum(Path(stream.name), file_sum)) != file_sum:
                     raise DownloadError(f"the file has checksum {of_file}, expected {file_sum}")
         except DownloadError as error:
@@ -84,7 +91,21 @@ def checksum(path: Path, like: str) -> str:
     if name == "git":
         digest.update(f"blob {path.stat().st_size}".encode() + bytes(1))
     with path.open("rb") as stream:
-        return f"{name}:{hashlib.file_digest(stream, lambda: digest).hexdigest()}"
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return f"{name}:{digest.hexdigest()}"
+
+
+def md5_of(path: Path) -> str | None:
+    """Return the MD5 sum of the decompressed content of a file; None if a gzip file is damaged."""
+    digest = hashlib.md5(usedforsecurity=False)
+    try:
+        with open_decompressed(path) as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        return None
+    return digest.hexdigest()
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:

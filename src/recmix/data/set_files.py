@@ -37,8 +37,8 @@ class DataFile:
 
     name: str  # published name, without ".gz"
     urls: tuple[str, ...] = ()  # where it can be downloaded
-    file_sum: str | None = None  # checksum of the file at the URL, such as ``sha256:...``
-    md5: str | None = None  # MD5 sum of the decompressed content, if it is checked in each reading
+    md5: str | None = None  # MD5 sum of the decompressed content, if known
+    file_sum: str | None = None  # checksum of the file at the URL, such as ``sha256:...``, if known
     required: bool = True  # whether the set cannot be loaded without this file
     other_names: tuple[str, ...] = ()  # other accepted names, such as that of the unpacked folder
 
@@ -158,7 +158,9 @@ def find_or_download(spec: NamedSet, root: Path, download: bool = True) -> dict[
             for file in missing:
                 if not file.urls:
                     raise fetch.DownloadError("there is no URL for this file; download it in a browser")
-                fetch.download(file.urls, root / spec.folders[0] / file.name, file_sum=file.file_sum)
+                fetch.download(
+                    file.urls, root / spec.folders[0] / file.name, md5=file.md5, file_sum=file.file_sum
+                )
     except fetch.DownloadError as error:
         reason = "The download failed:\n    " + str(error).replace("\n", "\n    ")
     except DataError as error:  # the disk cannot be written, or the archive is damaged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import zlib
 from collections.abc import Mapping
 from functools import partial
@@ -56,7 +57,7 @@ def _read_digits(found: Mapping[str, Path]) -> Parts:
 
 
 def _read_mnist(name: str, found: Mapping[str, Path]) -> Parts:
-    # The sums of MNIST are always checked: it is small, and there are no partial copies of it.
+    # The MD5 sums of MNIST are always checked: it is small, and there are no partial copies of it.
     train, test = (
         _images(read_idx(found[file.name], file.md5), (1, 28, 28), found[file.name])
         for file in SETS[name].files
@@ -129,7 +130,13 @@ def _read_wikitext2(found: Mapping[str, Path]) -> TextParts:
 
 def _read_zinc250k(found: Mapping[str, Path]) -> TextParts:
     path = found["zinc250k.smi"]
-    return lines_of(read_bytes(path, SETS["zinc250k"].files[0].md5, _ZINC_BYTES), path), None, None
+    content = read_bytes(path, most=_ZINC_BYTES)
+    if (digest := hashlib.sha256(content).hexdigest()) != _ZINC_SHA256:
+        raise DataError(
+            f"{path} is not the published list of molecules: the SHA-256 sum of its (decompressed) "
+            f"content is {digest}, expected {_ZINC_SHA256}; to load your own molecules, give their path"
+        )
+    return lines_of(content, path), None, None
 
 
 _MNIST_URLS = (
@@ -142,18 +149,10 @@ _MNIST = NamedSet(
     published_counts=(60_000, None, 10_000),
     read=partial(_read_mnist, "mnist"),
     files=tuple(
-        DataFile(name, tuple(f"{url}/{name}.gz" for url in _MNIST_URLS), f"md5:{zipped}", md5)
-        for name, zipped, md5 in (
-            (
-                "train-images-idx3-ubyte",
-                "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "6bbc9ace898e44ae57da46a324031adb",
-            ),
-            (
-                "t10k-images-idx3-ubyte",
-                "9fb629c4189551a2d022fa330f9573f3",
-                "2646ac647ad5339dbf082846283269ea",
-            ),
+        DataFile(name, tuple(f"{url}/{name}.gz" for url in _MNIST_URLS), md5)
+        for name, md5 in (
+            ("train-images-idx3-ubyte", "6bbc9ace898e44ae57da46a324031adb"),
+            ("t10k-images-idx3-ubyte", "2646ac647ad5339dbf082846283269ea"),
         )
     ),
     folders=("mnist", "MNIST/raw", "."),
@@ -181,6 +180,7 @@ _FASHION_MNIST = dataclasses.replace(
 )
 _STATIC_MNIST_URL = "https://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist"
 _SVHN_URL = "http://ufldl.stanford.edu/housenumbers/"
+_ZINC_SHA256 = "f900b46bb42b77aab37cd827d1ea474e2a037ecab2bd7def2b6027492216d36a"
 _ZINC_BYTES = 1 << 24
 
 SETS: dict[str, NamedSet] = {
@@ -274,7 +274,7 @@ SETS: dict[str, NamedSet] = {
             published_counts=(73_257, None, 26_032),
             read=_read_svhn,
             files=tuple(
-                DataFile(name, (_SVHN_URL + name,), f"md5:{md5}")
+                DataFile(name, (_SVHN_URL + name,), md5)
                 for name, md5 in (
                     ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
                     ("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
@@ -317,7 +317,7 @@ SETS: dict[str, NamedSet] = {
             shape=(60,),
             published_counts=(249_456, None, None),
             read=_read_zinc250k,
-            files=(DataFile("zinc250k.smi", md5="39b977f4dbb35b5e7c694c5676d98363"),),
+            files=(DataFile("zinc250k.smi"),),
             folders=("molecules", "zinc250k", "."),
             vocabulary="smiles",
             citation="Gómez-Bombarelli et al.: Automatic chemical design using a data-driven continuous "
