@@ -113,7 +113,7 @@ def test_threads_are_a_flag_of_every_command(capsys):
 @pytest.mark.parametrize(("free", "expected"), [(7.8, None), (5.2, 5), (0.1, 1)])
 def test_a_busy_machine_gets_fewer_threads(monkeypatch, free, expected):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(threads, "available_cores", lambda: 8)
+    monkeypatch.setattr(threads, "cores", lambda: 8)
     monkeypatch.setattr(threads, "free_cores", lambda cores: free)
     number, why = threads.choose_threads(["demo"])
     assert number == expected
@@ -132,4 +132,4 @@ def test_a_resumed_run_gets_the_threads_it_had(monkeypatch, tmp_path):
 
 def test_free_cores_are_between_none_and_all():
     assert 0 <= threads.free_cores(2) <= 2
-    assert threads.available_cores() >= 1
+    assert threads.cores() >= 1

@@ -19,10 +19,11 @@ from recmix.errors import ConfigError, RunError
 from recmix.experiments.driver import run_grid
 from recmix.experiments.grid import read_grid
 from recmix.experiments.job_queue import JobQueue
-from recmix.experiments.local_workers import Slot, cores, make_slots
+from recmix.experiments.local_workers import Slot, make_slots
 from recmix.experiments.store import Store
 from recmix.experiments.worker import main as worker
 from recmix.experiments.worker import sigterm_interrupts, train_together, work
+from recmix.runs.process import cores
 
 DRIVER = """
 import os, sys

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from recmix._version import __version__
 from recmix.commands.terminal import Json, Root, out, plain
+from recmix.runs.process import cores
 
 __all__ = ["Check", "check_packages", "doctor_command"]
 
@@ -139,11 +140,11 @@ def _program() -> Iterator[Check]:
 
 
 def _processor() -> Iterator[Check]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Check("processor", "cores", "ok", f"{cores} ({platform.machine()})")
+    usable = cores()
+    yield Check("processor", "cores", "ok", f"{usable} ({platform.machine()})")
     if hasattr(os, "getloadavg"):
         load = os.getloadavg()[0]
-        busy = load > cores
+        busy = load > usable
         fix = "times that are measured now will be too long" if busy else ""
         yield Check("processor", "load", "note" if busy else "ok", f"{load:.2f} in the last minute", fix)
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:

@@ -14,8 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from recmix.errors import ConfigError
+from recmix.runs.process import cores
 
-__all__ = ["available_cores", "choose_threads", "free_cores", "take_threads", "use_threads"]
+__all__ = ["choose_threads", "free_cores", "take_threads", "use_threads"]
 
 VARIABLE = "OMP_NUM_THREADS"
 """Torch reads its number of threads from this environment variable."""
@@ -64,12 +65,12 @@ def choose_threads(words: list[str]) -> tuple[int | None, str]:
         return None, ""
     if "--resume" in words and (before := _threads_of_run(words)) is not None:
         return before, ""
-    cores = available_cores()
-    threads = max(1, min(cores, round(free_cores(cores))))
-    if threads == cores:
+    usable = cores()
+    threads = max(1, min(usable, round(free_cores(usable))))
+    if threads == usable:
         return None, ""
     return threads, (
-        f"other programs use the processor: computing with {threads} of {cores} threads (--threads N "
+        f"other programs use the processor: computing with {threads} of {usable} threads (--threads N "
         "chooses another number)"
     )
 
@@ -81,26 +82,16 @@ def use_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def available_cores() -> int:
-    """Return how many cores this process may use, by its CPU affinity and its cgroup limit."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
-    except (OSError, ValueError):
-        return cores
-
-
-def free_cores(cores: int) -> float:
-    """Measure how many of the cores that this process may use are idle now."""
+def free_cores(usable: int) -> float:
+    """Measure how many of the `usable` cores, which this process may use, are idle now."""
     before = _idle_and_total()
     time.sleep(SECONDS)
     after = _idle_and_total()
     if before and after and after[1] > before[1]:
-        return cores * (after[0] - before[0]) / (after[1] - before[1])
+        return usable * (after[0] - before[0]) / (after[1] - before[1])
     if hasattr(os, "getloadavg"):
-        return max(0.0, cores - os.getloadavg()[0])
-    return cores
+        return max(0.0, usable - os.getloadavg()[0])
+    return usable
 
 
 def _idle_and_total() -> tuple[int, int] | None:

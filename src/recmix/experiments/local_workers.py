@@ -23,8 +23,9 @@ from recmix.experiments.job_queue import JobQueue, QueuedJob
 from recmix.experiments.stopping import Stop
 from recmix.experiments.store import Store
 from recmix.experiments.view import Watcher
+from recmix.runs.process import cores
 
-__all__ = ["Slot", "cores", "make_slots", "run_here"]
+__all__ = ["Slot", "make_slots", "run_here"]
 
 POLL = 0.1  # seconds between two checks of the workers
 REPLICAS = 16  # runs of one kind that a worker on a GPU trains at once: one run uses little of a GPU
@@ -178,13 +179,6 @@ def _start(
     for entry in entries:
         entry.claim.note(pid=process.pid)
     return _Worker(process, slot, entries)
-
-
-def cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _gpus(device: str) -> list[str]:
