@@ -109,6 +109,14 @@ def test_the_choices_of_a_training_are_printed_in_a_terminal(x, monkeypatch, cap
     assert "likelihood:" not in said
 
 
+def test_the_engine_is_printed_only_if_progress_is_shown(x, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    recmix.fit("vae", x, epochs=1, latent=2, engine="eager", device="cpu")
+    assert "eager engine, as requested" in capsys.readouterr().err
+    recmix.fit("vae", x, epochs=1, latent=2, engine="eager", device="cpu", progress=False)
+    assert capsys.readouterr().err == ""
+
+
 def test_each_process_chooses_its_gpu_before_it_makes_a_model(x, monkeypatch):
     calls = []
     for module, name in ((fit, "world"), (plan, "make_model")):

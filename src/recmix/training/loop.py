@@ -68,7 +68,7 @@ def _train(jobs: Sequence[Job], engine: str, progress: bool | None) -> list[NonF
             with same_noise(together):
                 if running is None or running.jobs != together:
                     running, why = pick_engine(engine, together)
-                    _say(together, why)
+                    _say(together, why, shown)
                 failures |= _epoch(running, stop, report)
             ended = [job for job in together if id(job) not in failures]
             validations = [job.validation() for job in ended]  # all start before the first is read
@@ -151,11 +151,13 @@ def _failed(jobs: list[Job], *, alone: bool) -> dict[int, NonFiniteError]:
     return found
 
 
-def _say(jobs: list[Job], why: str) -> None:
+def _say(jobs: list[Job], why: str, show: bool | None) -> None:
+    """Log which engine trains the jobs, and why. Print it in a terminal, unless `show` is False."""
     for job in jobs:
         if job.out:
             job.out.log("engine", engine=why)
-    if not why.startswith("eager engine: a graph needs") and sys.stderr.isatty():
+    usual = why.startswith("eager engine: a graph needs")
+    if show is not False and not usual and sys.stderr.isatty():
         print(why, file=sys.stderr)
 
 
