@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cases.training import images
+from scipy import sparse
 
 import recmix
 from recmix.commands.figure_one import _learn, figure_one, true_posterior
@@ -33,6 +34,13 @@ def test_the_figure_is_drawn_in_three_forms(vae, tmp_path):
     made = figure_one(data, tmp_path, init=vae, epochs=1, progress=False)
     assert [path.suffix for path in made] == [".png", ".svg", ".gif"]
     assert all(path.stat().st_size > 10_000 for path in made)
+
+
+def test_sparse_examples_have_a_figure(tmp_path):
+    x = sparse.csr_array((images(60).reshape(60, 64) > 0.8).astype(np.float32))
+    vae = recmix.fit("vae", x, latent=2, epochs=1, progress=False)
+    data = recmix.data.from_arrays(x, x_test=x[:5])
+    assert len(figure_one(data, tmp_path, init=vae, epochs=1, progress=False)) == 3
 
 
 def test_the_options_of_the_recursion_reach_it(vae, tmp_path, monkeypatch):

@@ -228,10 +228,8 @@ def _learn(
     generator = torch.Generator(centre.device).manual_seed(seed)
     seen = [_look(method, x, 0)]
     for epoch in range(epochs):
-        for rows in batches.order(128, seed=seed, epoch=epoch):
-            batch = batches.take(rows.to(centre.device))
-            if data.dynamic:
-                batch = torch.bernoulli(batch, generator=generator)
+        for values in batches.read(batches.order(128, seed=seed, epoch=epoch)):
+            batch = torch.bernoulli(values, generator=generator) if data.dynamic else values
             method.step(batch, optimizers, generator=generator)
         seen.append(_look(method, x, epoch + 1))
         report(epoch + 1)

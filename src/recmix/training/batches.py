@@ -104,12 +104,18 @@ class Batches:
                     future.cancel()
 
     def in_order(self, batch_size: int) -> Iterator[Tensor]:
-        """Yield batches of all examples in their stored order; the last batch may be smaller."""
-        rows = torch.arange(len(self)).split(batch_size)
-        if self._stored is None:
-            yield from self.stream(rows)
-        else:
-            yield from (self.take(part.to(self.device)) for part in rows)
+        """Return batches of all examples in their stored order; the last batch may be smaller."""
+        return self.read(torch.arange(len(self)).split(batch_size))
+
+    def read(self, order: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Return the batches, (B, ...) each, from the device or, if they are not there, by streaming.
+
+        Args:
+            order: the example indices of each batch, (B,) each.
+        """
+        if self.resident:
+            return (self.take(rows.to(self.device)) for rows in order)
+        return self.stream(order)
 
     def _as_float(self, rows: Tensor) -> Tensor:
         x = rows.to(self.device, self.dtype)
