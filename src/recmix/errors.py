@@ -93,6 +93,7 @@ OTHER_WORDS = {
     "milliseconds": ("ms",),
     "patience": ("early_stopping",),
     "data": ("dataset", "input"),
+    "val": ("validation", "valid"),
     "method": ("model", "algorithm"),
     "bernoulli": ("bce", "binary_cross_entropy", "bce_with_logits"),
     "categorical": ("ce", "cross_entropy"),

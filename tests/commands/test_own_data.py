@@ -97,6 +97,14 @@ def test_scores_of_other_examples_are_not_stored(x, capsys):
     assert Run("run").scores() == {}
 
 
+def test_the_validation_part_has_one_name(x, capsys):
+    recmix.fit("vae", x, out="run", **SHORT)
+    options = ("--samples", 3, "--data", "x.npy")
+    assert call("evaluate", "run", "--split", "validation", *options) == 2
+    assert "unknown split 'validation': did you mean 'val'?" in said(capsys)
+    assert Run("run").scores() == {}
+
+
 def test_training_examples_in_another_split_are_counted(x, capsys):
     recmix.fit("vae", x, out="run", **SHORT)
     np.savez("parts.npz", x_train=x[:10], x_val=x[10:20], x_test=x[20:])

@@ -222,11 +222,11 @@ def _check(
             raise ConfigError(f"{name} must be positive, got {value}")
     if calibrate and gap:
         raise ConfigError("--calibrate improves IWAE bounds and --gap is about the ELBO: give only one")
-    if calibrate and split in ("val", "validation"):
+    if calibrate and split == "val":
         raise ConfigError(f"--calibrate uses the validation data, so it cannot score them: {OTHER_PART}")
     if how is not None and how not in ("auto", *REFINEMENT):
         raise ConfigError(unknown("kind of refinement", how, [*REFINEMENT, "auto"]))
-    if how == "auto" and split in ("val", "validation"):
+    if how == "auto" and split == "val":
         raise ConfigError(f"--how auto uses the validation data, so it cannot score them: {OTHER_PART}")
     if examples is not None and not gap:
         raise ConfigError("--examples is for --gap: without it all examples of the split are scored")

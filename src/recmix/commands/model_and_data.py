@@ -42,7 +42,7 @@ def part_of(data: Data, name: str) -> Any:
 
     A `ConfigError` is raised if the data do not have this part.
     """
-    parts = {"train": data.x_train, "val": data.x_val, "validation": data.x_val, "test": data.x_test}
+    parts = {"train": data.x_train, "val": data.x_val, "test": data.x_test}
     if name not in parts:
         raise ConfigError(unknown("split", name, parts))
     if parts[name] is None:
