@@ -99,7 +99,7 @@ OTHER_WORDS = {
     "categorical": ("ce", "cross_entropy"),
     "gaussian": ("mse", "l2", "normal", "squared_error"),
 }
-"""{name of an option or a likelihood in recmix: names that other programs use for it}."""
+"""{name of an option, a likelihood or a part of the data: names that other programs use for it}."""
 LONGEST = 80
 """Largest number of characters of a value in an error message."""
 

@@ -298,6 +298,9 @@ def test_the_demonstration_in_short(tmp_path, capsys):
         assert (tmp_path / "demo" / name).stat().st_size > 5000
     assert call("demo", "--quick", "--out", tmp_path / "demo") == 2
     assert "not empty" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert call("demo", "--quick", "--out", tmp_path / "file") == 2
+    assert "could not make the folder" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("few_digits")

@@ -8,7 +8,7 @@ from scipy import sparse
 
 import recmix
 from recmix.commands.figure_one import _learn, figure_one, true_posterior
-from recmix.errors import ConfigError
+from recmix.errors import ConfigError, RunError
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,17 @@ def test_the_options_of_the_recursion_reach_it(vae, tmp_path, monkeypatch):
     assert seen == {"rme": options, "me": {}}
 
 
-def test_it_needs_two_dimensions_and_test_images(vae):
+def test_a_file_in_place_of_the_folder_is_found_before_the_training(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("recmix.commands.figure_one.fit", None)  # must not be called
+    data = recmix.data.from_arrays(images(30), x_test=images(5))
+    with pytest.raises(RunError, match="could not make the folder .*file"):
+        figure_one(data, tmp_path / "file")
+
+
+def test_it_needs_two_dimensions_and_test_images(vae, tmp_path):
     with pytest.raises(ConfigError, match="no test images"):
         figure_one(recmix.data.from_arrays(images(30), hold_out_test=False), None, init=vae)
     other = recmix.fit("vae", images(30), latent=3, epochs=1, progress=False)
     with pytest.raises(ConfigError, match="two latent dimensions"):
-        figure_one(recmix.data.from_arrays(images(30), x_test=images(5)), None, init=other)
+        figure_one(recmix.data.from_arrays(images(30), x_test=images(5)), tmp_path, init=other)

@@ -72,10 +72,12 @@ def demo(folder: Path, *, overwrite: bool = False, quick: bool = False) -> Demo:
     from recmix.api import fit
     from recmix.data import load
     from recmix.evaluation.score import score
+    from recmix.runs.files import make_folder
     from recmix.runs.folder import Run
     from recmix.runs.scores import ScoreKey
 
-    if not overwrite and folder.exists() and any(folder.iterdir()):
+    make_folder(folder)
+    if not overwrite and any(folder.iterdir()):
         raise RunError(f"{folder} is not empty: give another folder, or --overwrite to replace it")
     data = load("digits")
     second: dict[str, Any] = {"epochs": 2 if quick else SECOND_EPOCHS, "learning_rate": SECOND_RATE}

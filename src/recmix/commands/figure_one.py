@@ -25,6 +25,7 @@ from recmix.methods.method import Method, Optimizers
 from recmix.methods.recursive import RecursiveMixture
 from recmix.posteriors import Gaussian, Mixture
 from recmix.reports.posterior_figure import FigureStage, Instance, posterior_animation, posterior_stages
+from recmix.runs.files import make_folder
 from recmix.runs.spec import Spec
 from recmix.training.batches import Batches
 from recmix.training.build import build
@@ -78,6 +79,7 @@ def figure_one(
     """
     if data.x_test is None:
         raise ConfigError(f"the data {data.name} have no test images")
+    make_folder(out)
     vae = init or fit("vae", data, latent=2, epochs=vae_epochs, seed=seed, progress=progress)
     if vae.spec.model.latent != 2:
         raise ConfigError(f"Figure 1 needs two latent dimensions, init has {vae.spec.model.latent}")
@@ -114,7 +116,6 @@ def figure_one(
                 blind=[_stage(s, i) for s in stages[BlindMixture]],
             )
         )
-    out.mkdir(parents=True, exist_ok=True)
     still = [_only(instance, [e for e in SHOWN if e <= epochs]) for instance in instances]
     posterior_stages(still, out / "figure1.png")
     posterior_stages(still, out / "figure1.svg")

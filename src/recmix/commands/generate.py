@@ -66,7 +66,7 @@ def _texts(model: Model, count: int, file: Path | None, seed: int) -> None:
         for text in texts:
             out.print(plain(text), highlight=False, soft_wrap=True)
         return
-    _make_folder(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     out.print(f"wrote {len(texts)} texts to {plain(file)}", highlight=False)
 
@@ -83,7 +83,7 @@ def _arrays(model: Model, count: int, file: Path | None, seed: int) -> None:
     if file.suffix in PICTURES and not picture:
         raise ConfigError(f"--out {file}: examples of shape {shape} are no pictures: give a .npy file")
     made = model.sample(count, seed=seed).cpu().numpy()
-    _make_folder(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".npy":
         np.save(file, made)
     else:
@@ -91,8 +91,3 @@ def _arrays(model: Model, count: int, file: Path | None, seed: int) -> None:
 
         samples(made[:, None] if len(shape) == 2 else made, file)  # (H, W) is a grey picture
     out.print(f"wrote {count} examples to {plain(file)}", highlight=False)
-
-
-def _make_folder(file: Path) -> None:
-    """Make the folder of a file if it does not exist."""
-    file.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def summary_command(
     from recmix.reports.runs import read_runs, write_runs
     from recmix.reports.statistics import choose_samples
     from recmix.reports.summary import gains, panels, summary, to_json, why_no_panel
-    from recmix.runs.files import write_bytes
+    from recmix.runs.files import make_folder, write_bytes
 
     if source.is_dir():
         store = read_store(source)
@@ -45,10 +45,7 @@ def summary_command(
         raise RunError(f"{source} has no results: {missing}")
     for note in filter(None, [*notes, missing]):
         err.print(f"note: {note}", style="yellow", markup=False)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"could not make the folder {folder}: {error.strerror}") from error
+    make_folder(folder)
     written = []
     if source.is_dir():
         written.append(folder / "frontier_runs.json")

@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 
 from recmix.errors import RunError
 from recmix.experiments.grid import Grid, GridJob, digest_of
-from recmix.runs.files import read_json, remove_parts, write_bytes, write_json
+from recmix.runs.files import make_folder, read_json, remove_parts, write_bytes, write_json
 from recmix.runs.folder import VOCABULARY, Run
 from recmix.runs.spec import FORMAT, check_format
 
@@ -259,7 +259,7 @@ class Store:
         has locked the folder.
         """
         path = self.folder(digest) / "lock"
-        self._make(path.parent)
+        make_folder(path.parent)
         descriptor = -1
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -312,21 +312,15 @@ class Store:
         could remain together with the status of a trained run.
         """
         folder = self.folder(digest)
-        self._make(folder)
+        make_folder(folder)
         for name, content in sorted(files.items(), key=lambda item: item[0] == STATUS):
             if name not in RUN_FILES:
                 raise RunError(f"{name!r} is not the name of a file of a run")
             write_bytes(folder / name, content)
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
-        self._make(path.parent)
+        make_folder(path.parent)
         write_json(path, content)
-
-    def _make(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"could not make the folder {folder}: {error.strerror}") from error
 
 
 def _now() -> str:

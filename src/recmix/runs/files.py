@@ -27,6 +27,7 @@ from recmix.runs.lock import exclusive
 __all__ = [
     "check_regular",
     "finite",
+    "make_folder",
     "parse_json",
     "read_json",
     "read_toml",
@@ -111,6 +112,14 @@ def _replace(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and the folders above it; raise a RunError if this is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"could not make the folder {folder}: {error.strerror}") from error
 
 
 def remove_parts(*paths: Path) -> None:

@@ -34,7 +34,7 @@ from typing import Any
 from recmix.errors import ConfigError, DataError, NonFiniteError, RunError, shown
 from recmix.inference import Inference
 from recmix.model.vocabulary import Vocabulary, vocabulary_from_json
-from recmix.runs.files import read_json, remove_parts, update_json, write_json
+from recmix.runs.files import make_folder, read_json, remove_parts, update_json, write_json
 from recmix.runs.lock import has_lock, lock, unlock
 from recmix.runs.spec import Spec
 
@@ -103,10 +103,7 @@ class Run:
             vocabulary: the vocabulary of the data, if they are texts.
         """
         self.check_free(overwrite=overwrite)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"could not make the folder {self.folder}: {error.strerror}") from error
+        make_folder(self.folder)
         self.lock()
         try:
             self.check_free(overwrite=overwrite)  # another process may have been faster

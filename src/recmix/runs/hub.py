@@ -17,7 +17,7 @@ from typing import Any
 
 from recmix._version import __version__
 from recmix.errors import ConfigError, RunError
-from recmix.runs.files import check_regular, write_bytes, write_json
+from recmix.runs.files import check_regular, make_folder, write_bytes, write_json
 from recmix.runs.folder import TUNED, VOCABULARY, Run
 from recmix.runs.model_card import model_card
 from recmix.runs.spec import Spec
@@ -148,7 +148,7 @@ def prepare_upload(
     spec = run.spec()
     if not run.weights.exists():
         raise RunError(f"{run.folder} has no weights yet: train the run first")
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     if any(place.iterdir()):
         raise RunError(f"{place} is not empty: give the name of a new folder")
     for name in SHARED:

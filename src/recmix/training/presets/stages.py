@@ -25,7 +25,7 @@ from recmix.methods.registry import find_method
 from recmix.model.assembly import Own, complete_options, needs_classes
 from recmix.model.fields import Fields
 from recmix.model.options import ModelOptions, options_of
-from recmix.runs.files import read_json, write_json
+from recmix.runs.files import make_folder, read_json, write_json
 from recmix.runs.folder import PRESET, Run
 from recmix.runs.hub import is_hub_address
 from recmix.runs.spec import FORMAT, Spec, check_description, check_format
@@ -279,10 +279,7 @@ def _claim(
         if overwrite:
             for run in folders:
                 run.clear()
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"could not make the folder {root}: {error.strerror}") from error
+        make_folder(root)
         content = {"format": FORMAT, "recmix": __version__, "name": preset.name}
         content |= {"preset": preset.to_json(), "first": first, "data": data}
         write_json(root / PRESET, content)
