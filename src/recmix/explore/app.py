@@ -108,7 +108,7 @@ def _add_batch_routes(routes: Routes) -> None:
         "exact": {"type": "boolean", "description": "false if variances are estimated from samples"},
     }
 
-    @routes.post("/posterior", "images", {}, moments, for_texts=texts.posterior)
+    @routes.post("/posterior", "images", {}, moments)
     async def posterior(run: ServedRun, x: Array) -> Answer:
         """The mixing weights of q(z | x), the means and variances of its components, and its mean."""
         return await routes.batched(answers.posterior, run, x)
@@ -126,7 +126,7 @@ def _add_batch_routes(routes: Routes) -> None:
     scoring = {"samples": Integer(100, 1, limits.samples), "seed": SEED}
     bounds = {"elbo": array("B"), "iwae": array("B"), "samples": WHOLE, "seed": WHOLE}
 
-    @routes.post("/score", "images", scoring, bounds, for_texts=texts.score)
+    @routes.post("/score", "images", scoring, bounds)
     async def score(run: ServedRun, x: Array, samples: int, seed: int) -> Answer:
         """ELBO and IWAE of each example; both are estimated from the same samples of q(z | x)."""
         if len(x) * samples > limits.decodings:
@@ -185,9 +185,9 @@ def _add_text_routes(routes: Routes) -> None:
     near = {"count": Integer(5, 1, routes.limits.neighbours)}
     found = {"neighbours": LIST, "searched": WHOLE, "problems": PROBLEMS}
 
-    routes.post("/neighbours", "text", near, found, for_texts=texts.neighbours)(texts.neighbours)
+    routes.post("/neighbours", "text", near, found)(texts.neighbours)
     drawn = {"drawings": {"type": "array"}, "hint": {"type": ["string", "null"]}}
-    routes.post("/draw", "texts", {}, drawn, for_texts=texts.draw)(texts.draw)
+    routes.post("/draw", "texts", {}, drawn)(texts.draw)
 
 
 def _add_information(routes: Routes) -> None:

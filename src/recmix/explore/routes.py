@@ -64,11 +64,12 @@ class Routes:
             path: the path of the route, such as ``/decode``.
             takes: the field of the request with the input: ``images``, ``image`` or ``z`` for an array.
                 For a route that works only for models of texts, it is ``texts`` or ``text``. None if
-                requests have no such field.
+                requests have no such field. Texts are converted to examples, but for ``texts``.
             integers: the integer fields of the request, with their defaults and limits.
             gives: the OpenAPI schema of each field of the answer.
             npy: the field of the answer that a client can also get as a ``.npy`` file, if any.
-            for_texts: the function that computes the answer if the examples of the model are texts.
+            for_texts: the function that computes the answer if the examples of the model are texts; by
+                default the decorated function. The field ``problems`` is added to the answer.
         """
         runs = list(self.catalogue.runs)
         arrays: dict[str, Any] = {}
@@ -90,21 +91,27 @@ class Routes:
             async def answer(request: Request) -> Response:
                 fields, rows = await wire.read_request(request, takes, integers)
                 run = self.catalogue.find(fields.pop("run"))
-                by_text = None if run.vocabulary is None else for_texts
-                if by_text and takes in LEADING and not isinstance(rows, Texts):
-                    run.refuse_arrays()
-                elif not by_text and isinstance(rows, Texts):
+                of_texts = run.vocabulary is not None
+                if isinstance(rows, Texts):
                     run.needed_vocabulary()
-                if takes is not None and (takes == "z" or not by_text):
+                elif takes in LEADING:
+                    run.refuse_arrays()
+                if takes is not None and not isinstance(rows, Texts):
                     rows = run.check(takes, rows, self.limits.images)
-                given = [] if takes is None else [rows]
-                size = len(rows) if given else 0
+                size = 0 if takes is None else len(rows)
                 self.reserve(request, run, memory.numbers_in(path, run, size, fields))
+                problems: Answer = {}
+                if isinstance(rows, Texts) and takes != "texts":
+                    rows, each = await self.texts.read(run, rows)
+                    problems = {"problems": each if takes == "images" else each[0]}
+                given = [] if takes is None else [rows]
+                work = for_texts if of_texts and for_texts else compute
                 try:
-                    found = await (by_text or compute)(run, *given, **fields)
+                    found = await work(run, *given, **fields)
                 except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                     raise Refused(422, TOO_LARGE) from None
-                return respond(request, found, run=run.name, array=None if by_text else npy)
+                answered = {**found, **problems}
+                return respond(request, answered, run=run.name, array=None if of_texts else npy)
 
             self.app.post(
                 path,

@@ -25,9 +25,9 @@ PIECE = 128
 class TextAnswers:
     """Computes the explorer's answers for models of texts. Most methods have the name of their route.
 
-    Arguments of such a method are the model (`run`), the texts (`given`) or the array of the request,
-    and the integer fields by name. The result is the answer for the client, {field: value}. The field
-    ``problems`` says what is wrong with each text, such as unknown words.
+    Arguments of such a method are the model (`run`), the texts of the request as examples (`x`) or its
+    latent vectors (`z`), and the integer fields by name. The result is the answer for the client,
+    {field: value}.
 
     Args:
         batcher: runs the models in one thread.
@@ -41,25 +41,27 @@ class TextAnswers:
         self._locks: WeakKeyDictionary[ServedRun, asyncio.Lock] = WeakKeyDictionary()
         self._drawing = asyncio.Semaphore(1)
 
-    async def posterior(self, run: ServedRun, given: Texts) -> Answer:
-        """Return the `Moments` of q(z | x) for the B texts `given`, and the ``mean`` (B, D) of q."""
-        read = await self._read(run, given)
-        work = partial(answers.posterior, run.model)
-        found = await self.batcher.rows((run.name, answers.posterior), work, read.x)
-        return {**found, "problems": read.problems}
+    async def read(self, run: ServedRun, given: Texts) -> tuple[Array, list[list[str]]]:
+        """Convert the B texts `given` to examples (B, ...), and list for each what is wrong with it.
 
-    async def reconstruct(self, run: ServedRun, given: Texts) -> Answer:
-        """Reconstruct the B texts `given` through q(z | x), which has K components.
+        These problems are messages for the user, such as about unknown words. `Refused` is raised if a
+        text cannot be read.
+        """
+        most, longest = self.limits.texts, self.limits.characters
+        vocabulary = run.needed_vocabulary()
+        return await asyncio.to_thread(texts.read_texts, vocabulary, given, most=most, longest=longest)
+
+    async def reconstruct(self, run: ServedRun, x: Array) -> Answer:
+        """Reconstruct the B texts x (B, ...) through q(z | x), which has K components.
 
         Returns:
             The mixing ``weights`` (B, K), the most likely ``texts`` at the mean of q, and
             ``components``: for each text, the most likely texts at the means of the K components.
         """
-        read = await self._read(run, given)
         work = partial(texts.reconstruct_texts, run.model)
-        cost = len(read.x) * (1 + run.components)
+        cost = len(x) * (1 + run.components)
         kind = (run.name, texts.reconstruct_texts)
-        found = await self.batcher.rows(kind, work, read.x, cost=cost)
+        found = await self.batcher.rows(kind, work, x, cost=cost)
         parts = found["components"]
         several = await self._decode(run, parts.reshape(-1, *parts.shape[2:]))
         each = parts.shape[1]
@@ -67,18 +69,7 @@ class TextAnswers:
             "weights": found["weights"],
             "texts": await self._decode(run, found["texts"]),
             "components": [several[i : i + each] for i in range(0, len(several), each)],
-            "problems": read.problems,
         }
-
-    async def score(self, run: ServedRun, given: Texts, samples: int, seed: int) -> Answer:
-        """Return the bounds ``elbo`` (B,) and ``iwae`` (B,) of the B texts `given`, in nats."""
-        if len(given) * samples > self.limits.decodings:
-            asked, most = f"{len(given)} texts with {samples} samples each", self.limits.decodings
-            raise Refused(422, f"{asked} were asked for; together at most {most:,} samples are drawn")
-        read = await self._read(run, given)
-        work = partial(answers.score, run.model, read.x, samples, seed)
-        found = await self.batcher.alone(work, cost=len(read.x) * samples)
-        return {**found, "problems": read.problems}
 
     async def decode(self, run: ServedRun, z: Array) -> Answer:
         """Return the most likely text for each of the latent vectors z (B, D), as ``texts``."""
@@ -90,47 +81,43 @@ class TextAnswers:
         return {"texts": await self._decode(run, found["tokens"])}
 
     async def explain(
-        self, run: ServedRun, given: Texts, steps: int, samples: int, grid: int, seed: int
+        self, run: ServedRun, x: Array, steps: int, samples: int, grid: int, seed: int
     ) -> Answer:
-        """Describe the posterior q(z | x) of the text `given`; `docs/explorer.md` lists the fields.
+        """Describe the posterior q(z | x) of the text x (1, ...); `docs/explorer.md` lists the fields.
 
         Unlike the answer for an image, the result has no densities on a plane. So `grid` has no effect.
         """
-        read = await self._read(run, given)
         vocabulary = run.needed_vocabulary()
         how: dict[str, Any] = {"steps": steps, "samples": samples, "seed": seed}
-        work = partial(texts.explain_text, run.model, vocabulary, read.x, **how)
-        found = await self.batcher.alone(work, cost=(steps + 2) * samples)
-        return {"text": read.read[0], "problems": read.problems[0], **found}
+        work = partial(texts.explain_text, run.model, vocabulary, x, **how)
+        return await self.batcher.alone(work, cost=(steps + 2) * samples)
 
-    async def interpolate(self, run: ServedRun, given: Texts, steps: int) -> Answer:
-        """Decode points on the line between the posterior means of the two texts `given`.
+    async def interpolate(self, run: ServedRun, x: Array, steps: int) -> Answer:
+        """Decode points on the line between the posterior means of the two texts x (2, ...).
 
         Returns:
             The points ``z`` (steps, D), and the most likely text at each point as ``texts``.
         """
-        if len(given) != 2:
-            raise Refused(422, f"two texts are needed, got {len(given)}")
-        read = await self._read(run, given)
+        if len(x) != 2:
+            raise Refused(422, f"two texts are needed, got {len(x)}")
 
         def work() -> Answer:
-            z = points_between(run.model, read.x, steps)
+            z = points_between(run.model, x, steps)
             return {"z": answers.to_array(z), "tokens": texts.most_likely(run.model, z)}
 
         found = await self.batcher.alone(work, cost=steps)
         decoded = await self._decode(run, found["tokens"])
-        return {"z": found["z"], "texts": decoded, "problems": read.problems}
+        return {"z": found["z"], "texts": decoded}
 
-    async def neighbours(self, run: ServedRun, given: Texts, count: int) -> Answer:
+    async def neighbours(self, run: ServedRun, x: Array, count: int) -> Answer:
         """Find the test texts whose posterior means are nearest to that of the text in the request.
 
         Returns:
             ``neighbours``: at most `count` mappings with ``index``, ``text`` and ``distance``; and
             ``searched``, the number of test texts that were compared.
         """
-        read = await self._read(run, given)
         known = await self._test_means(run)
-        found = await self.batcher.alone(partial(texts.encoder_means, run.model, read.x))
+        found = await self.batcher.alone(partial(texts.encoder_means, run.model, x))
         distances = np.sqrt(np.square(known - found["mean"][0]).sum(1))
         order = np.argsort(distances, kind="stable")[:count]
         shown = await asyncio.to_thread(lambda: run.test_examples[: len(known)])
@@ -139,7 +126,6 @@ class TextAnswers:
         return {
             "neighbours": [{"index": i, "text": text, "distance": far} for i, text, far in near],
             "searched": len(known),
-            "problems": read.problems[0],
         }
 
     async def draw(self, run: ServedRun, given: Texts) -> Answer:
@@ -156,11 +142,6 @@ class TextAnswers:
             for text in given:
                 drawings.append(await asyncio.to_thread(draw, text))
         return {"drawings": drawings, "hint": None if can_draw() else HINT}
-
-    async def _read(self, run: ServedRun, given: Texts) -> texts.ReadTexts:
-        most, longest = self.limits.texts, self.limits.characters
-        vocabulary = run.needed_vocabulary()
-        return await asyncio.to_thread(texts.read_texts, vocabulary, given, most=most, longest=longest)
 
     async def _decode(self, run: ServedRun, tokens: Array) -> list[str]:
         return await asyncio.to_thread(run.needed_vocabulary().decode, tokens)

@@ -6,7 +6,7 @@ A vocabulary converts a text to an example x of numbers. The answers have texts 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from recmix.model.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from recmix.explore.catalogue import ExplorableModel
 
-__all__ = ["ReadTexts", "check_texts", "encoder_means", "explain_text", "most_likely", "read_texts"]
+__all__ = ["check_texts", "encoder_means", "explain_text", "most_likely", "read_texts"]
 __all__ += ["reconstruct_texts"]
 
 VALUES = 2**23
@@ -34,18 +34,15 @@ NAMED = 6
 """Largest number of unknown words that a message names."""
 
 
-class ReadTexts(NamedTuple):
-    """The texts of a request as examples for the model."""
-
-    x: Array  # the examples, (B, *shape)
-    read: list[str]  # the texts as the model sees them, for example with unknown words replaced
-    problems: list[list[str]]  # for each text, messages for the user, such as about unknown words
-
-
-def read_texts(vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longest: int) -> ReadTexts:
+def read_texts(
+    vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longest: int
+) -> tuple[Array, list[list[str]]]:
     """Convert the B texts of a request to examples; raise `Refused` if a text cannot be read.
 
     A request may have at most `most` texts, each with at most `longest` characters.
+
+    Returns:
+        The examples (B, *shape), and for each text messages for the user, such as about unknown words.
     """
     check_texts(texts, most=most, longest=longest)
     rows, problems = [], []
@@ -60,8 +57,7 @@ def read_texts(vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longe
             raise Refused(422, f"{name} is no example of this run ({why}): {text[:60]!r}")
         rows.append(found.x)
         problems.append(_problems(vocabulary, text, found.problems))
-    x = np.concatenate(rows)
-    return ReadTexts(x, vocabulary.decode(x), problems)
+    return np.concatenate(rows), problems
 
 
 def check_texts(texts: Sequence[str], *, most: int, longest: int) -> None:
@@ -147,7 +143,8 @@ def explain_text(
         return vocabulary.decode(most_likely(model, z))
 
     about = describe(model, x, decode, steps=steps, samples=samples, seed=seed)
-    return {**about.answer, "samples": vocabulary.decode(_draw(model, about.q.mean, seed))}
+    drawn = vocabulary.decode(_draw(model, about.q.mean, seed))
+    return {"text": vocabulary.decode(x)[0], **about.answer, "samples": drawn}
 
 
 def _draw(model: ExplorableModel, z: Tensor, seed: int) -> Array:
