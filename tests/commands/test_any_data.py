@@ -184,3 +184,6 @@ def test_explore_serves_the_model_of_a_python_function(table, monkeypatch):
     served = Catalogue(models).runs["vae"]
     assert not served.not_shown
     assert served.describe()["likelihood"] == "bernoulli"
+    assert load_models(["my_vae_of_images:vae"], device="meta")["vae"].device.type == "meta"
+    assert train(out="my_vae_of_images:vae") == 0
+    assert list(load_models(["my_vae_of_images:vae"])) == ["my_vae_of_images:vae"]  # the folder

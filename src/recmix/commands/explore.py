@@ -109,7 +109,8 @@ def load_models(
     Args:
         sources: folders of runs, and functions without arguments that return a model, written like
             ``mine:vae`` for the function ``vae`` of the module ``mine``.
-        device: the device of the models; ``auto`` takes a GPU if there is one.
+        device: the device of the models. With ``auto``, runs take a GPU if there is one, and models of
+            functions stay where they are.
         networks: a function, written ``module:function``, that makes the encoder and decoder of runs
             that were trained with networks of their own. None if no run was.
 
@@ -121,8 +122,8 @@ def load_models(
 
     models: dict[str, Model] = {}
     for source in map(str, sources):
-        if is_python_path(source):
-            base, model = source.partition(":")[2], python_model(source)
+        if is_python_path(source) and not Path(source).exists():
+            base, model = source.partition(":")[2], python_model(source, device)
         else:
             base = Path(source).resolve().name or "run"
             own = networks if has_own_parts(open_run(source).spec()) else None

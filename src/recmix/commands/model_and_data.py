@@ -25,16 +25,13 @@ def load_model(run: str, data: str | None, device: str, *, networks: str | None 
         networks: the function that makes the networks that the user wrote for the run, as
             ``module:function``; None if there are none.
     """
-    from recmix.training.build import pick_device
-
     if Path(run).exists() or not is_python_path(run):
         return load_run(run, networks, device=device)
     if networks is not None:
         raise ConfigError("--networks is for the folder of a run, and a function returns a whole model")
     if data is None:
         raise ConfigError(f"--data is missing: name the data to score {run} on")
-    model = python_model(run)
-    return model if device == "auto" else model.to(pick_device(device))
+    return python_model(run, device)
 
 
 def part_of(data: Data, name: str) -> Any:

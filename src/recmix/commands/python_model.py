@@ -34,9 +34,13 @@ def is_python_path(text: str) -> bool:
     return PATH.fullmatch(text) is not None
 
 
-def python_model(path: str) -> Model:
-    """Import the function `path` (``module:function``) and return the model that it makes."""
+def python_model(path: str, device: str) -> Model:
+    """Import the function `path` (``module:function``) and return the model that it makes.
+
+    The model is moved to `device`. With ``auto`` it stays where the function put it.
+    """
     from recmix.api import Model
+    from recmix.training.build import pick_device
 
     found = call_function(path)
     if not isinstance(found, Model):
@@ -44,7 +48,7 @@ def python_model(path: str) -> Model:
             f"{path} returned a {type(found).__name__}; expected a recmix.Model, which recmix.wrap, "
             "recmix.fit and recmix.load return"
         )
-    return found.eval()
+    return found.eval() if device == "auto" else found.eval().to(pick_device(device))
 
 
 def call_function(path: str) -> Any:
