@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import recmix
-from recmix.training import fit, notebook, plan, progress
+from recmix.training import fit, plan, progress
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def clock(monkeypatch):
 
 
 def test_a_long_training_prints_lines_without_a_terminal(clock, capsys):
-    with progress.watch("vae", 10, 0) as report:
+    with progress.watch("vae", 10, unit="epoch") as report:
         report(0.4)
         assert capsys.readouterr().err == ""
         clock[0] = 16
@@ -33,14 +33,14 @@ def test_a_long_training_prints_lines_without_a_terminal(clock, capsys):
 
 @pytest.mark.parametrize(("show", "lines"), [(None, 0), (True, 1), (False, 0)])
 def test_a_short_training_prints_a_line_only_if_asked(clock, capsys, show, lines):
-    with progress.watch("vae", 2, 0, show) as report:
+    with progress.watch("vae", 2, show=show) as report:
         report(1, "validation -9.00")
         report(2, "validation -8.00")
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
 def test_counted_work_prints_lines_without_a_terminal(clock, capsys):
-    with progress.count("evaluating", 100) as report:
+    with progress.watch("evaluating", 100) as report:
         report(10)
         clock[0] = 20
         report(50)
@@ -65,8 +65,9 @@ def test_a_notebook_shows_a_bar(monkeypatch, clock, capsys):
     module.display = types.SimpleNamespace(HTML=str, display=display)
     monkeypatch.setitem(sys.modules, "IPython", module)
     monkeypatch.setitem(sys.modules, "IPython.display", module.display)
-    assert notebook.in_notebook()
-    with progress.watch("vae <1>", 4, 0) as report:
+    progress.say("likelihood: gaussian", None)
+    assert capsys.readouterr().err == "likelihood: gaussian\n"
+    with progress.watch("vae <1>", 4) as report:
         report(0.1)  # the first one is shown at once
         clock[0] = 2
         report(1, "validation -9.00")
@@ -80,7 +81,7 @@ def test_a_notebook_shows_a_bar(monkeypatch, clock, capsys):
 
 
 def test_an_early_stop_is_the_last_line(clock, capsys):
-    with progress.watch("vae", 300, 0, show=True) as report:
+    with progress.watch("vae", 300, show=True) as report:
         report(7, "validation 1.00, stopped: no better validation bound for 5 epochs")
     said = capsys.readouterr().err
     assert said.endswith("7/300 validation 1.00, stopped: no better validation bound for 5 epochs\n")

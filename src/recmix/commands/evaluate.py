@@ -114,7 +114,7 @@ def evaluate_command(
     from recmix.runs.files import finite
     from recmix.runs.folder import Run, check_finite
     from recmix.runs.scores import ScoreKey
-    from recmix.training.progress import count as progress
+    from recmix.training.progress import watch
 
     calibrate = calibrate or calibrate_noise
     reports = _chosen_reports(report, gap=gap)
@@ -163,7 +163,7 @@ def evaluate_command(
     key = ScoreKey(split, samples, used, calibrate, calibrate_noise)
     if calibrate:
         model = model.calibrated(held_out, samples, noise=calibrate_noise, memory=limit)
-    with progress(f"evaluating {split}", len(scored), show=False if as_json else None) as done:
+    with watch(f"evaluating {split}", len(scored), show=False if as_json else None) as done:
         found = score(
             model.method,
             scored,

@@ -105,11 +105,11 @@ def _molecules(on: Measured) -> dict[str, Any]:
     import numpy as np
 
     from recmix.evaluation.molecules import molecule_scores
-    from recmix.training.progress import count as progress
+    from recmix.training.progress import watch
 
     test = on.examples[:MOLECULES]
     train = on.model.vocabulary.decode(np.asarray(on.data.x_train)) if on.model.vocabulary else None
-    with progress("scoring molecules", len(test) + SAMPLES) as report:
+    with watch("scoring molecules", len(test) + SAMPLES) as report:
         found = molecule_scores(
             on.model, test, train, samples=SAMPLES, seed=on.seed, memory=on.memory, report=report
         )

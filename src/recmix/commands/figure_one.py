@@ -29,7 +29,7 @@ from recmix.runs.files import make_folder
 from recmix.runs.spec import Spec
 from recmix.training.batches import Batches
 from recmix.training.build import build
-from recmix.training.progress import count
+from recmix.training.progress import watch
 
 __all__ = ["figure_one", "true_posterior"]
 
@@ -85,7 +85,7 @@ def figure_one(
         raise ConfigError(f"Figure 1 needs two latent dimensions, init has {vae.spec.model.latent}")
     x = _least_gaussian(vae, data)
     stages: dict[type[Method], list[Seen]] = {}
-    with count("learning the second component", 2 * epochs, show=progress) as report:
+    with watch("learning the second component", 2 * epochs, show=progress) as report:
         both: list[tuple[type[Method], dict[str, Any]]] = [
             (RecursiveMixture, {"bound": bound, "eps_max": eps_max, "component": component}),
             (BlindMixture, {}),

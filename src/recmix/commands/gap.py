@@ -17,7 +17,7 @@ from recmix.errors import ConfigError
 from recmix.evaluation.gap import QUANTITIES, Gap, with_error
 from recmix.evaluation.score import device_name
 from recmix.runs.files import write_json
-from recmix.training.progress import count as progress
+from recmix.training.progress import watch
 
 __all__ = ["report_gap", "table_of"]
 
@@ -54,7 +54,7 @@ def report_gap(
     if own and measured is not data.x_train:
         train = _some(data.x_train, count, seed, binarise=data.dynamic)
     total = len(x) + (0 if train is None else len(train))
-    with progress(f"gap of {split}", total, show=False if as_json else None) as report:
+    with watch(f"gap of {split}", total, show=False if as_json else None) as report:
         found = model.gap(
             x, train=train, name=split, samples=samples, seed=seed, memory=memory, report=report
         )

@@ -75,7 +75,7 @@ def tune_command(
 
     from recmix.data import has_same_examples
     from recmix.evaluation.tune import candidates
-    from recmix.training.progress import count as progress
+    from recmix.training.progress import watch
 
     model = load_model(run, data, device, networks=networks)
     source = data_of(model, data, data_root)
@@ -87,7 +87,7 @@ def tune_command(
     if folder is not None and data is not None and not model.spec.data and not dry_run:
         folder = folder_of_one_data(model, source, run, data)
     total = 2 * len(candidates(model.method, base=model.inference))
-    with progress("tuning", total, show=False if as_json else None) as show:
+    with watch("tuning", total, show=False if as_json else None) as show:
         found = model.frontier(
             held_out[:examples],
             **times,

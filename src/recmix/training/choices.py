@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 
 from recmix.model.networks import TOKEN_NETWORKS
-from recmix.training.notebook import in_notebook
 from recmix.training.plan import Plan
+from recmix.training.progress import say
 
 __all__ = ["about_rate", "print_choices"]
 
@@ -48,9 +47,8 @@ def print_choices(plans: Iterable[Plan], progress: bool | None) -> None:
     Args:
         progress: whether progress is shown. None means: only in a terminal and in a notebook.
     """
-    if progress or (progress is None and (in_notebook() or sys.stderr.isatty())):
-        for line in dict.fromkeys(line for plan in plans for line in _choices(plan)):
-            print(line, file=sys.stderr, flush=True)
+    for line in dict.fromkeys(line for plan in plans for line in _choices(plan)):
+        say(line, progress)
 
 
 def _choices(plan: Plan) -> Iterator[str]:

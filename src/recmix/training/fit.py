@@ -41,10 +41,9 @@ def train_models(requests: Sequence[dict[str, Any]], *, progress: bool | None = 
     """
     if any("progress" in request for request in requests):
         raise ConfigError("progress is for all trainings together: give it to fit_many, not to one")
-    group = world()  # sets the GPU of this process, before a model is made on it
+    world()  # sets the GPU of this process, before a model is made on it
     plans = [make_plan(**without_curvature_name(request)) for request in requests]
-    if group.writer:
-        print_choices(plans, progress)
+    print_choices(plans, progress)
     return _train_plans(plans, progress)
 
 

@@ -58,7 +58,7 @@ def _train(jobs: Sequence[Job], engine: str, progress: bool | None) -> list[NonF
         epochs, done = max(j.epochs for j in jobs), min(j.state.epoch for j in jobs)
         together_with = jobs[0].world
         shown = progress if together_with.writer else False
-        report = stack.enter_context(watch(title, epochs, done, shown))
+        report = stack.enter_context(watch(title, epochs, done=done, unit="epoch", show=shown))
         running: Engine | None = None
         while active := [j for j in jobs if j.active and id(j) not in failures]:
             began = time.monotonic()

@@ -27,7 +27,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -48,6 +47,7 @@ from recmix.runs.spec import Spec
 from recmix.training.batches import mix
 from recmix.training.build import Trained, TrainedModel
 from recmix.training.checkpoint import save_weights
+from recmix.training.progress import say
 from recmix.training.world import world
 
 __all__ = ["Step", "choose_order", "gains", "halves", "judge"]
@@ -245,7 +245,7 @@ def choose_order(
         step = found._replace(kept=world().any(found.kept and world().writer))
         steps.append(step)
         path.append(grown if step.kept else control)
-        _print(step, progress)
+        say(step, progress)
         if out:
             write_json(out.folder / "order.json", _record(steps, spec, test))
             seconds = round(time.monotonic() - began, 4)
@@ -335,12 +335,6 @@ def _with_error(mean: float, error: float) -> str:
     """Write "mean ± standard error", rounded to two significant digits of the standard error."""
     digits = 2 if error <= 0 else max(0, min(6, 1 - math.floor(math.log10(error))))
     return f"{mean:+.{digits}f} ± {error:.{digits}f}"
-
-
-def _print(step: Step, progress: bool | None) -> None:
-    shown = sys.stderr.isatty() if progress is None else progress
-    if shown and world().writer:
-        print(step, file=sys.stderr, flush=True)
 
 
 def _name_whole_run(stop: Interrupted, run: Run | None, names: Sequence[str]) -> Interrupted:

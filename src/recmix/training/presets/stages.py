@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from recmix.training.augment import takes_decoder_samples
 from recmix.training.build import Trained, build, load_trained
 from recmix.training.fit import train_models
 from recmix.training.presets.read import Preset, Stage, check_options, parse, read_preset
+from recmix.training.progress import say
 from recmix.training.request import check_start
 from recmix.training.world import world
 
@@ -116,7 +116,7 @@ def train_preset(
         if start is not None and place == 0:
             done[stage.name] = start
             continue
-        _print(f"{plan.name}: stage {place + 1} of {len(plan.stages)}, {stage.name}", progress)
+        say(f"{plan.name}: stage {place + 1} of {len(plan.stages)}, {stage.name}", progress)
         request = {
             "method": stage.method,
             "data": data,
@@ -206,7 +206,7 @@ def _without_option(preset: Preset, name: str, why: str, progress: bool | None) 
     If a stage has this option, print a note with the reason `why`.
     """
     if any(stage.options.get(name) for stage in preset.stages):
-        _print(f"{preset.name}: the option {name} is left out, because {why}", progress)
+        say(f"{preset.name}: the option {name} is left out, because {why}", progress)
     options = [{k: v for k, v in stage.options.items() if k != name} for stage in preset.stages]
     stages = zip(preset.stages, options, strict=True)
     changed = tuple(dataclasses.replace(stage, options=kept) for stage, kept in stages)
@@ -303,9 +303,3 @@ def _named_errors(preset: Preset, stage: Stage, root: Path | None = None) -> Ite
         raise Interrupted(f"{preset.name}, stage {stage.name!r}: {message}") from None
     except RecmixError as error:
         raise type(error)(f"{preset.name}, stage {stage.name!r}: {error}") from error
-
-
-def _print(text: str, progress: bool | None) -> None:
-    shown = sys.stderr.isatty() if progress is None else progress
-    if shown and world().writer:
-        print(text, file=sys.stderr, flush=True)
