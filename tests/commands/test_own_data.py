@@ -97,6 +97,15 @@ def test_scores_of_other_examples_are_not_stored(x, capsys):
     assert Run("run").scores() == {}
 
 
+def test_the_gap_of_one_example_is_json(x, capsys):
+    np.savez("one.npz", x_train=x[2:], x_val=x[:1], x_test=x[1:2])
+    recmix.fit("vae", recmix.data.load("one.npz"), out="run", **SHORT)
+    assert call("evaluate", "run", "--gap", "--samples", 3, "--json") == 0
+    shown = capsys.readouterr().out
+    assert json.loads(shown)["summary"]["test"]["elbo"]["se"] is None
+    assert "NaN" not in shown
+
+
 def test_the_validation_part_has_one_name(x, capsys):
     recmix.fit("vae", x, out="run", **SHORT)
     options = ("--samples", 3, "--data", "x.npy")

@@ -16,7 +16,7 @@ from recmix.data import Data, Examples
 from recmix.errors import ConfigError
 from recmix.evaluation.gap import QUANTITIES, Gap, with_error
 from recmix.evaluation.score import device_name
-from recmix.runs.files import write_json
+from recmix.runs.files import finite, write_json
 from recmix.training.progress import watch
 
 __all__ = ["report_gap", "table_of"]
@@ -69,7 +69,7 @@ def report_gap(
     if folder is not None:
         write_json(folder / GAP, content | scored_data(model, data))
     if as_json:
-        console.print_json(json.dumps(content))
+        console.print_json(json.dumps(finite(content)))
         return
     console.print(table_of(found, title=f"{split}, {len(x):,} examples"))
     for line in (*found.notes(), f"[bold]{content['advice']}[/]"):
