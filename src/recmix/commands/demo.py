@@ -1,12 +1,13 @@
 """`recmix demo`: train three models on scikit-learn's digits.
 
-They are a VAE, the same VAE trained further (VAE+, a control), and a recursive mixture.
+They are a VAE, the same VAE trained further (VAE+, a control), and a recursive mixture that starts from
+the VAE. The last two are also scored with refinement, which needs no training.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +17,7 @@ from recmix.errors import RunError
 if TYPE_CHECKING:
     from recmix.api import Model
 
-__all__ = ["Demo", "demo", "demo_command"]
+__all__ = ["demo_command"]
 
 LATENT = 8
 ORDER = 3
@@ -40,35 +41,6 @@ def demo_command(
     quick: Annotated[bool, typer.Option(help="A few epochs only, to see that it works.")] = False,
 ) -> None:
     """Train a VAE, VAE+ and a recursive mixture on digits, in a minute."""
-    found = demo(folder, overwrite=overwrite, quick=quick)
-    print_scores(found.rows, title="scikit-learn's handwritten digits, test images")
-    for line in (
-        *found.sentences,
-        f"Look at the models: recmix explore {folder / 'vae+'} {folder / 'rme'}",
-    ):
-        out.print(line, highlight=False, markup=False)
-    out.print(f"runs and figures in {folder}:", ", ".join(path.name for path in found.figures))
-
-
-class Demo(NamedTuple):
-    """The result of `recmix demo`.
-
-    Attributes:
-        rows: a pair (name, scores) for each model; scores is a dict {score name: value}.
-        sentences: explanations of the scores, as text.
-    """
-
-    rows: list[tuple[str, dict[str, Any]]]
-    sentences: list[str]
-    figures: list[Path]
-
-
-def demo(folder: Path, *, overwrite: bool = False, quick: bool = False) -> Demo:
-    """Train three models on scikit-learn's digits, score them on the test images and draw figures.
-
-    The models are a VAE, the same VAE trained further (VAE+), and a recursive mixture that starts
-    from the VAE. The last two are also scored with refinement, which needs no training.
-    """
     from recmix.api import fit
     from recmix.data import load
     from recmix.evaluation.score import score
@@ -96,8 +68,13 @@ def demo(folder: Path, *, overwrite: bool = False, quick: bool = False) -> Demo:
         assert place is not None
         Run(place).add_score(str(ScoreKey("test", SAMPLES, model.inference)), found)
         rows.append((name, found))
-    sentences = _sentences(plus, rme, data.x_test)
-    return Demo(rows, sentences, _draw(folder, models, data.x_test[:12]))
+    print_scores(rows, title="scikit-learn's handwritten digits, test images")
+    for line in _sentences(plus, rme, data.x_test):
+        out.print(line, highlight=False, markup=False)
+    look = f"Look at the models: recmix explore {folder / 'vae+'} {folder / 'rme'}"
+    out.print(look, highlight=False, markup=False)
+    figures = _draw(folder, models, data.x_test[:12])
+    out.print(f"runs and figures in {folder}:", ", ".join(path.name for path in figures))
 
 
 def _sentences(plus: Model, rme: Model, x: Any) -> list[str]:
