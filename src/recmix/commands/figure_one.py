@@ -84,37 +84,22 @@ def figure_one(
     if vae.spec.model.latent != 2:
         raise ConfigError(f"Figure 1 needs two latent dimensions, init has {vae.spec.model.latent}")
     x = _least_gaussian(vae, data)
-    stages: dict[type[Method], list[Seen]] = {}
+    learned: list[list[list[FigureStage]]] = []
     with watch("learning the second component", 2 * epochs, show=progress) as report:
         both: list[tuple[type[Method], dict[str, Any]]] = [
             (RecursiveMixture, {"bound": bound, "eps_max": eps_max, "component": component}),
             (BlindMixture, {}),
         ]
         for number, (kind, options) in enumerate(both):
-            stages[kind] = _learn(
-                vae,
-                data,
-                x,
-                kind,
-                options,
-                epochs,
-                learning_rate,
-                seed,
-                lambda e, n=number: report(n * epochs + e),
-            )
+            how = (kind, options, epochs, learning_rate, seed)
+            learned.append(_learn(vae, data, x, *how, lambda e, n=number: report(n * epochs + e)))
     instances = []
-    for i in range(len(x)):
-        seen = [s for run in stages.values() for s in run]
-        spot, density = true_posterior(vae, x[i : i + 1], *_window(seen, i, vae, x))
+    for i, (recursive, blind) in enumerate(zip(*learned, strict=True)):
+        image = x[i : i + 1]
+        (across, up), density = true_posterior(vae, image, *_window(recursive + blind, vae, image))
+        name = f"instance {i + 1}"
         instances.append(
-            Instance(
-                name=f"instance {i + 1}",
-                x=spot[0],
-                y=spot[1],
-                density=density,
-                recursive=[_stage(s, i) for s in stages[RecursiveMixture]],
-                blind=[_stage(s, i) for s in stages[BlindMixture]],
-            )
+            Instance(name=name, x=across, y=up, density=density, recursive=recursive, blind=blind)
         )
     still = [_only(instance, [e for e in SHOWN if e <= epochs]) for instance in instances]
     posterior_stages(still, out / "figure1.png")
@@ -182,13 +167,6 @@ def _least_gaussian(vae: Model, data: Data) -> Tensor:
     return shown[(matched - entropy).topk(2).indices]
 
 
-Seen = tuple[str, np.ndarray, np.ndarray, np.ndarray]
-"""The posteriors of N images after one epoch of training; each is a mixture of K Gaussians.
-
-The elements are the epoch's name, means (K, N, 2), variances (K, N, 2) and mixing weights (N, K).
-"""
-
-
 def _learn(
     vae: Model,
     data: Data,
@@ -199,7 +177,7 @@ def _learn(
     learning_rate: float,
     seed: int,
     report: Any,
-) -> list[Seen]:
+) -> list[list[FigureStage]]:
     """Train a mixture of two components with the fixed decoder of `vae`.
 
     Args:
@@ -209,7 +187,7 @@ def _learn(
         report: function that is called with the number of finished epochs.
 
     Returns:
-        The posteriors of x before the training and after each epoch.
+        For each image of x its posteriors, before the training and after each epoch.
     """
     spec = Spec(
         method=kind.name,
@@ -234,7 +212,7 @@ def _learn(
             method.step(batch, optimizers, generator=generator)
         seen.append(_look(method, x, epoch + 1))
         report(epoch + 1)
-    return seen
+    return [list(stages) for stages in zip(*seen, strict=True)]
 
 
 def _freeze(method: Method, optimizers: Optimizers, *, also_first: bool) -> None:
@@ -248,34 +226,34 @@ def _freeze(method: Method, optimizers: Optimizers, *, also_first: bool) -> None
 
 
 @torch.no_grad()
-def _look(method: Method, x: Tensor, epoch: int) -> Seen:
+def _look(method: Method, x: Tensor, epoch: int) -> list[FigureStage]:
+    """Return the posterior of each of the images x, which is a mixture of Gaussians."""
     q = method.posterior(x)
     assert isinstance(q, Mixture)
     parts = [c for c in q.components if isinstance(c, Gaussian)]
-    means = torch.stack([c.mean for c in parts]).double().cpu().numpy()
-    variances = torch.stack([c.log_variance.exp() for c in parts]).double().cpu().numpy()
-    return f"epoch {epoch}", means, variances, q.weights.double().cpu().numpy()
+    means = torch.stack([c.mean for c in parts], 1).double().cpu().numpy()  # (B, K, 2)
+    variances = torch.stack([c.log_variance.exp() for c in parts], 1).double().cpu().numpy()
+    weights = q.weights.double().cpu().numpy()  # (B, K)
+    return [
+        FigureStage(name=f"epoch {epoch}", means=m, variances=v, weights=w)
+        for m, v, w in zip(means, variances, weights, strict=True)
+    ]
 
 
-def _window(seen: list[Seen], i: int, vae: Model, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the square of the latent plane that is plotted for image i.
+def _window(stages: list[FigureStage], vae: Model, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Choose the square of the latent plane that is plotted for the image x (1, ...).
 
     The centre of the square is the mean of the VAE's posterior. The square contains the component means
-    of all mixtures in `seen`, except means that are far from the centre: by more than 12 times the
+    of all mixtures in `stages`, except means that are far from the centre: by more than 12 times the
     largest standard deviation of the VAE's posterior.
     """
-    q = vae.posterior(x[i : i + 1])
+    q = vae.posterior(x)
     assert isinstance(q, Gaussian)
     centre, spread = (t.double().cpu().numpy()[0] for t in (q.mean, q.stddev))
-    means = np.concatenate([s[1][:, i] for s in seen])
+    means = np.concatenate([stage.means for stage in stages])
     near = means[(np.abs(means - centre) < 12 * spread.max()).all(-1)]
     reach = np.maximum(4 * spread.max(), np.abs(near - centre).max() + 2.5 * spread.max())
     return centre - reach, centre + reach
-
-
-def _stage(seen: Seen, i: int) -> FigureStage:
-    name, means, variances, weights = seen
-    return FigureStage(name=name, means=means[:, i], variances=variances[:, i], weights=weights[i])
 
 
 def _only(instance: Instance, epochs: list[int]) -> Instance:
