@@ -30,7 +30,9 @@ def folder_of_scores(
 ) -> Path | None:
     """Return the folder in which to store scores on data that the user named; None to store nothing.
 
-    - If the model was trained by recmix, its scores are stored only for the data of its training.
+    - If the model was trained by recmix, its scores are stored only for the data of its training, and
+      only if no scored example is known to be a training example. If the data had no test part in the
+      training, the examples of a test part can be training examples.
     - If it was trained elsewhere, the data of its training are not known. Then its folder holds scores
       on one data set, the first that was scored.
 
@@ -42,12 +44,48 @@ def folder_of_scores(
         split: name of this part: train, val or test.
         run: folder or address of the run, as the user gave it.
         data: name or path of the data, as the user gave it.
+        root: folder of the named data sets.
         own: whether `source` are the data that the model was trained on.
     """
+    from recmix.data.overlap import count_repeated, count_training_examples
+
     if not model.spec.data:
         return folder_of_one_data(model, source, run, data)
-    trained = _trained_on(model, source, scored, split, root, own=own)
-    return _folder_of_own_data(model.folder, run, data, trained, scored, own=own)
+    described = model.spec.data
+    had_test = (described.get("counts") or {}).get("test") is not None
+    if own and (split != "test" or had_test):  # the parts are those of the training
+        return model.folder
+    train = source.x_train if own else None
+    how: Any = {"folder": model.folder, "root": root, "vocabulary": model.vocabulary, "train": train}
+    trained = count_training_examples(scored, described, **how)  # None if it is not known
+    if own and not trained:
+        return model.folder
+    name, owner, count = plain(data), plain(run), len(scored)
+    if trained is None:
+        text = (
+            f"note: {name} has other examples than {owner} was trained on, or splits them in another "
+            f"way. Whether training examples are among the {count:,} scored ones is not known, because "
+            "the data of the run cannot be loaded again"
+        )
+    elif not trained:
+        text = (
+            f"note: {name} has other examples than {owner} was trained on; none of the {count:,} scored "
+            "ones is a training example"
+        )
+    elif repeated := count_repeated(scored):
+        text = (
+            f"[bold]warning:[/] {trained:,} of the {count:,} scored examples of {name} are equal to "
+            f"training examples of {owner}. Equal examples may be usual in these data, because "
+            f"{repeated:,} scored examples are equal to another scored one. If not, the score is "
+            "too good for new examples"
+        )
+    else:
+        text = (
+            f"[bold]warning:[/] {trained:,} of the {count:,} scored examples of {name} are training "
+            f"examples of {owner}, so that the score is too good for new examples"
+        )
+    err.print(f"{text}. The result is not stored in the run", highlight=False)
+    return None
 
 
 def note_random_part(model: Model, data: Data, split: str, name: str, *, own: bool) -> None:
@@ -126,70 +164,3 @@ def folder_of_one_data(model: Model, source: Data, run: str, data: str) -> Path 
             )
             return None
     return model.folder
-
-
-def _trained_on(
-    model: Model, data: Data, scored: Any, split: str, root: Path | None, *, own: bool
-) -> int | None:
-    """How many of the scored examples are training examples of the model; None if it is not known.
-
-    If the model was trained on `data` (`own`), the parts of the data are the same as in the training.
-    Then the result is 0 without counting. There is one exception: the examples of a test part are
-    counted if the data had no test part when the model was trained.
-
-    Args:
-        scored: the examples, the part `split` of `data`.
-        root: folder of the named data sets.
-    """
-    from recmix.data.overlap import count_training_examples
-
-    described = model.spec.data
-    had_test = (described.get("counts") or {}).get("test") is not None
-    if own and (split != "test" or had_test):
-        return 0
-    train = data.x_train if own else None
-    how: Any = {"folder": model.folder, "root": root, "vocabulary": model.vocabulary, "train": train}
-    return count_training_examples(scored, described, **how)
-
-
-def _folder_of_own_data(
-    folder: Path | None, run: str, data: str, trained: int | None, scored: Any, *, own: bool
-) -> Path | None:
-    """Return the folder of a run if scores on the given data may be stored there.
-
-    Scores may be stored if the run was trained on these data (`own`) and no scored example is known to
-    be a training example. Otherwise a note is printed, and the result is None.
-
-    Args:
-        trained: how many scored examples are training examples; None if it is not known.
-        scored: the scored examples.
-    """
-    from recmix.data.overlap import count_repeated
-
-    if own and not trained:
-        return folder
-    name, owner, count = plain(data), plain(run), len(scored)
-    text = (
-        f"note: {name} has other examples than {owner} was trained on; none of the {count:,} scored "
-        "ones is a training example"
-    )
-    if trained is None:
-        text = (
-            f"note: {name} has other examples than {owner} was trained on, or splits them in another "
-            f"way. Whether training examples are among the {count:,} scored ones is not known, because "
-            "the data of the run cannot be loaded again"
-        )
-    elif trained:
-        text = (
-            f"[bold]warning:[/] {trained:,} of the {count:,} scored examples of {name} are training "
-            f"examples of {owner}, so that the score is too good for new examples"
-        )
-        if repeated := count_repeated(scored):
-            text = (
-                f"[bold]warning:[/] {trained:,} of the {count:,} scored examples of {name} are equal to "
-                f"training examples of {owner}. Equal examples may be usual in these data, because "
-                f"{repeated:,} scored examples are equal to another scored one. If not, the score is "
-                "too good for new examples"
-            )
-    err.print(f"{text}. The result is not stored in the run", highlight=False)
-    return None
