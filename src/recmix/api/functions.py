@@ -96,7 +96,8 @@ def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None
     >>> len(models)
     2
     """
-    return [_model(trained) for trained in train_models(requests, progress=progress)]
+    trained = train_models([_with_start(request) for request in requests], progress=progress)
+    return [_model(found) for found in trained]
 
 
 def fit_preset(
@@ -116,7 +117,7 @@ def fit_preset(
             to the last stage. The options seed, device, dtype, engine, deterministic, checkpoint_every
             and tensorboard apply to all stages.
     """
-    return _model(train_preset(preset, data, progress=progress, **arguments))
+    return _model(train_preset(preset, data, progress=progress, **_with_start(arguments)))
 
 
 @check_arguments
@@ -225,6 +226,12 @@ def _check_order(method: Any, data: Any) -> None:
             f"the method comes first, then the data: write fit({data!r}, {method!r}), got "
             f"fit({method!r}, {data!r})"
         )
+
+
+def _with_start(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of `fit` with the training result inside `init`, if `init` is a model."""
+    init = arguments.get("init")
+    return {**arguments, "init": init._trained()} if isinstance(init, Model) else arguments
 
 
 def _model(trained: Trained, seen: SeenValues | None = None) -> Model:

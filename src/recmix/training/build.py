@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,7 +24,6 @@ from recmix.training.one_module import keep_used_parts
 
 __all__ = [
     "Trained",
-    "TrainedModel",
     "build",
     "load_trained",
     "pick_device",
@@ -48,26 +47,6 @@ class Trained:
     folder: Path | None = None
     vocabulary: Vocabulary | None = None
     outcome: dict[str, Any] = field(default_factory=dict)
-
-
-class TrainedModel(Protocol):
-    """A trained model that a new training can start from: a `Trained` or a `recmix.Model`."""
-
-    @property
-    def method(self) -> Any:
-        """The trained method."""
-
-    @property
-    def spec(self) -> Spec:
-        """The options and the data description of the run in which the model was trained."""
-
-    @property
-    def folder(self) -> Path | None:
-        """The run folder in which the model is stored, or None if it is not stored."""
-
-    @property
-    def vocabulary(self) -> Vocabulary | None:
-        """Converts texts to examples and back; None if the model was not trained on texts."""
 
 
 def pick_device(name: str) -> torch.device:

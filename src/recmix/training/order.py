@@ -45,7 +45,7 @@ from recmix.runs.files import write_json
 from recmix.runs.folder import Run
 from recmix.runs.spec import Spec
 from recmix.training.batches import mix
-from recmix.training.build import Trained, TrainedModel
+from recmix.training.build import Trained
 from recmix.training.checkpoint import save_weights
 from recmix.training.progress import say
 from recmix.training.world import world
@@ -173,7 +173,7 @@ def judge(
 def choose_order(
     spec: Spec,
     data: Data,
-    init: TrainedModel,
+    init: Trained,
     *,
     method: type[Method],
     run: Run | None,

@@ -23,7 +23,7 @@ from recmix.model.fields import Fields
 from recmix.model.network_checks import check_probabilities
 from recmix.model.replaceable import load_accelerated
 from recmix.runs.spec import Spec
-from recmix.training.build import Trained, TrainedModel, load_trained
+from recmix.training.build import Trained, load_trained
 from recmix.training.job import Job
 from recmix.training.one_module import keep_used_parts
 from recmix.training.request import Request, read_request
@@ -57,7 +57,7 @@ class Plan:
     data: Data
     method: Method
     first: Plan | None
-    init: TrainedModel | None
+    init: Trained | None
     finished: Trained | None = None
 
     @property

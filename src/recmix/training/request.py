@@ -24,7 +24,7 @@ from recmix.runs.folder import Run
 from recmix.runs.hub import is_hub_address
 from recmix.runs.training_options import Training
 from recmix.training.arguments import Given, read_options, split_auto
-from recmix.training.build import TrainedModel, load_trained, pick_device
+from recmix.training.build import Trained, load_trained, pick_device
 from recmix.training.curvature_request import VALIDATION
 from recmix.training.labels import row_label
 from recmix.training.one_module import as_networks
@@ -90,7 +90,7 @@ class Request:
     inference: Inference
     objective: Objective
     device: torch.device
-    start: TrainedModel | None
+    start: Trained | None
     address: str | None
     first: Request | None
     vae_epochs: int | None
@@ -113,7 +113,7 @@ def read_request(
     decoder: nn.Module | None = None,
     likelihood: str | Likelihood | None = None,
     prior: Any = None,
-    init: TrainedModel | str | Path | None = None,
+    init: Trained | str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,

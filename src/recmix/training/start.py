@@ -10,12 +10,12 @@ from recmix.data import Data
 from recmix.errors import ConfigError
 from recmix.methods.method import Method, same_shapes
 from recmix.runs.spec import Spec
-from recmix.training.build import TrainedModel
+from recmix.training.build import Trained
 
 __all__ = ["check_architecture", "check_data", "check_instance", "check_options", "origin"]
 
 
-def check_data(start: TrainedModel, data: Data) -> None:
+def check_data(start: Trained, data: Data) -> None:
     """Raise a ConfigError if the trained model to start from has another vocabulary than the data.
 
     Also warn if the test examples of the data were probably training examples of this model.
@@ -71,7 +71,7 @@ def check_options(start: Spec, spec: Spec, *, networks: bool) -> None:
             )
 
 
-def check_architecture(start: TrainedModel, method: Method) -> None:
+def check_architecture(start: Trained, method: Method) -> None:
     """Raise a ConfigError unless the networks of `start` and of the new method have the same shapes."""
     pairs = {
         "encoder": (start.method.base_encoder, method.base_encoder),
@@ -82,7 +82,7 @@ def check_architecture(start: TrainedModel, method: Method) -> None:
             raise ConfigError(f"init has an {name} of another architecture: give the {name} it has")
 
 
-def origin(start: TrainedModel, address: str | None = None) -> dict[str, Any]:
+def origin(start: Trained, address: str | None = None) -> dict[str, Any]:
     """Describe the trained model that a run starts from, as {"method", "label", "run", "weights"}.
 
     ``run`` is its folder or its address on the Hugging Face Hub. ``weights`` is a hash of its weights.
