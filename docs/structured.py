@@ -402,7 +402,7 @@ def _save(model: recmix.Model, folder: Path) -> None:
     state = model.method.state_dict()
     weights = {k: v.half() if v.is_floating_point() else v for k, v in state.items()}
     model.save(folder, overwrite=True)
-    save_weights(folder / "weights.safetensors", weights, len(model.history))
+    save_weights(folder / "weights.safetensors", weights)
 
 
 def _curves(models: list[recmix.Model]) -> list[list[float]]:

@@ -302,7 +302,7 @@ def _files(run: Run, out: Path) -> Iterator[tuple[str, bytes]]:
     """The files of a run that are packed, with half-precision weights."""
     model = recmix.load(run.folder, device="cpu")
     weights = out / "weights.safetensors"
-    save_weights(weights, half(model.method.state_dict()), len(model.history))
+    save_weights(weights, half(model.method.state_dict()))
     name = run.folder.name
     yield f"{name}/{run.weights.name}", weights.read_bytes()
     weights.unlink()

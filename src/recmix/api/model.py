@@ -234,7 +234,7 @@ class Model(ImprovablePosterior):
         if run.exists and not overwrite:
             raise RunError(f"{run.folder} already holds a run: give another folder, or overwrite=True")
         run.create(self.spec, overwrite=overwrite, vocabulary=self.vocabulary)
-        save_weights(run.weights, self.method.state_dict(), len(self.history))
+        save_weights(run.weights, self.method.state_dict())
         write_json(run.folder / "history.json", self.history)
         run.set_status("done", epoch=len(self.history), reason="saved")
         return run.folder

@@ -52,23 +52,15 @@ class State:
     sums: dict[str, float] = field(default_factory=dict)
 
 
-def save_weights(path: Path, weights: dict[str, Tensor], epoch: int) -> None:
-    """Write the parameters and buffers of a method to a file.
-
-    Args:
-        epoch: the epoch that the weights come from.
-    """
-    _write(path, _contiguous(weights), {"epoch": epoch})
+def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    """Write the parameters and buffers of a method to a file."""
+    _write(path, _contiguous(weights), {})
 
 
-def load_weights(path: Path, method: nn.Module) -> int:
-    """Read parameters and buffers from a file into a method; return the epoch that they come from."""
-    tensors, header = _read(path)
-    epoch = header.get("epoch", 0)
-    if not _is_count(epoch):
-        raise RunError(f"{path} is damaged: its epoch is {epoch!r:.80}, expected a whole number from 0")
+def load_weights(path: Path, method: nn.Module) -> None:
+    """Read parameters and buffers from a file into a method."""
+    tensors, _ = _read(path)
     _load_into(method, tensors, path)
-    return int(epoch)
 
 
 def save_checkpoint(
@@ -153,7 +145,8 @@ def _read_state(stored: dict[str, Any]) -> State:
     """Make a `State` from the header of a checkpoint; raise a ValueError if a value is wrong."""
     state = State(**stored)
     for name in ("epoch", "step", "best_epoch"):
-        if not _is_count(value := getattr(state, name)):
+        value = getattr(state, name)
+        if type(value) is not int or not 0 <= value < 2**31:
             raise ValueError(f"{name} is {value!r:.80}, expected a whole number from 0")
     rows = state.history
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -168,10 +161,6 @@ def _read_state(stored: dict[str, Any]) -> State:
     if not isinstance(state.stopped, str) or not isinstance(state.sums, dict):
         raise ValueError("stopped is not a text, or sums is not an object")
     return state
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**31
 
 
 def _match_layout(optimizer: torch.optim.Optimizer) -> None:

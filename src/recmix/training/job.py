@@ -304,7 +304,7 @@ class Job:
             self.averages,
         )
         if self.best and self._written != self.state.best_epoch:
-            save_weights(self.out.weights, self.best, self.state.best_epoch)
+            save_weights(self.out.weights, self.best)
             self._written = self.state.best_epoch
         write_json(self.out.folder / "history.json", self.state.history)
         self.out.set_status("running", epoch=self.state.epoch)  # true also after a kill
@@ -339,7 +339,7 @@ class Job:
         for p in self.method.parameters():
             p.grad = None
         if run := self.out:
-            save_weights(run.weights, self.best, self.state.best_epoch)
+            save_weights(run.weights, self.best)
             write_json(run.folder / "history.json", self.state.history)
             run.set_status("done", **self.outcome)
             run.log("done", epoch=self.state.epoch, reason=self.outcome["reason"])

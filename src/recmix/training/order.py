@@ -311,7 +311,7 @@ def _finish(
     }
     if run and world().writer:
         write_json(run.folder / "spec.json", spec.to_json())
-        save_weights(run.weights, chosen.method.state_dict(), best_epoch)
+        save_weights(run.weights, chosen.method.state_dict())
         write_json(run.folder / "history.json", history)
         write_json(run.folder / "order.json", _record(steps, spec, test))
         run.set_status("done", **outcome)
