@@ -1,6 +1,7 @@
 """`recmix evaluate --report`: what is printed, stored and refused."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,18 +52,15 @@ def test_errors_come_before_the_work(run, capsys, monkeypatch):
     def refuse(model):
         raise ConfigError(f"no such report for {model.spec.method}")
 
-    report = ExtraReport("nothing", lambda on: {}, lambda found: [], refuse)
+    report = ExtraReport("nothing", lambda on: None, refuse)
     monkeypatch.setitem(extra_reports.REPORTS, "mine", report)
     assert call("evaluate", run, "--report", "mine") == 2
     assert "no such report for vae" in capsys.readouterr().err
 
 
 def test_new_report_needs_only_its_registration(run, capsys, monkeypatch):
-    report = ExtraReport(
-        "the number of examples",
-        lambda on: {"count": len(on.examples), "samples": on.samples},
-        lambda found: [("examples counted", str(found["count"]))],
-    )
+    result = SimpleNamespace(to_json=lambda: {"count": 5}, rows=lambda: [("examples counted", "5")])
+    report = ExtraReport("the number of examples", lambda on: result)
     monkeypatch.setitem(extra_reports.REPORTS, "mine", report)
     assert call("evaluate", run, "--samples", 3, "--report", "latent", "--report", "mine") == 0
     text = capsys.readouterr().out

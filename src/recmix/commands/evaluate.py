@@ -176,12 +176,13 @@ def evaluate_command(
         )
     check_finite(found, run)
     extra = measure_reports(reports, Measured(model, source, scored, samples, seed, limit))
+    stored = {name: result.to_json() for name, result in extra.items()}
     if folder is not None:
         Run(folder).add_score(str(key), found | scored_data(model, source))
-        if extra:
-            Run(folder).add_reports(str(key), finite(extra))
+        if stored:
+            Run(folder).add_reports(str(key), finite(stored))
     if as_json:
-        shown = {"reports": extra} if extra else {}
+        shown = {"reports": stored} if stored else {}
         out.print_json(json.dumps(finite({"run": str(run), "split": split, **found, **shown})))
         return
     _print_result(model, found, extra, key)

@@ -1,7 +1,7 @@
 """Reports that `recmix evaluate --report NAME` adds to the scores of a model.
 
-A report is a function from a model and examples to values that JSON can store, and a function from
-these values to a table. To add a report, register it in `REPORTS`.
+A report is a function from a model and examples to a result with the methods `to_json`, for the run
+folder, and `rows`, for the printed table. To add a report, register it in `REPORTS`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from recmix.errors import ConfigError, unknown
 if TYPE_CHECKING:
     from recmix.api import Model
     from recmix.data import Data, Examples
+    from recmix.evaluation.latent_report import LatentReport
+    from recmix.evaluation.molecules import MoleculeScores
 
 __all__ = ["REPORTS", "ExtraReport", "Measured", "check_reports", "measure_reports", "print_reports"]
 
@@ -42,15 +44,14 @@ class ExtraReport(NamedTuple):
 
     Attributes:
         help: what the report measures, a short phrase for the help text of the flag.
-        measure: function that takes a `Measured` and returns the result {name: value}, for JSON.
-        rows: function that takes this result and returns the rows (name, value) of the printed table.
+        measure: function that takes a `Measured` and returns the result. Its method `to_json` returns
+            {name: value}, and its method `rows` the rows (name, value) of the printed table.
         check: function that takes the model and raises an error if the report has no meaning for it.
             It is called before `measure`.
     """
 
     help: str
-    measure: Callable[[Measured], dict[str, Any]]
-    rows: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
+    measure: Callable[[Measured], Any]
     check: Callable[[Model], None] = lambda model: None
 
 
@@ -85,23 +86,16 @@ def print_reports(found: Mapping[str, Any]) -> None:
 
     for name, result in found.items():
         table = Table("", "", title=f"report {name}", show_header=False)
-        for row in REPORTS[name].rows(result):
+        for row in result.rows():
             table.add_row(*row)
         out.print(table)
 
 
-def _latent(on: Measured) -> dict[str, Any]:
-    found = on.model.latent_report(on.examples, on.samples, seed=on.seed, memory=on.memory)
-    return found.to_json()
+def _latent(on: Measured) -> LatentReport:
+    return on.model.latent_report(on.examples, on.samples, seed=on.seed, memory=on.memory)
 
 
-def _latent_rows(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    from recmix.evaluation.latent_report import LatentReport
-
-    return LatentReport(**found).rows()
-
-
-def _molecules(on: Measured) -> dict[str, Any]:
+def _molecules(on: Measured) -> MoleculeScores:
     import numpy as np
 
     from recmix.evaluation.molecules import molecule_scores
@@ -110,16 +104,9 @@ def _molecules(on: Measured) -> dict[str, Any]:
     test = on.examples[:MOLECULES]
     train = on.model.vocabulary.decode(np.asarray(on.data.x_train)) if on.model.vocabulary else None
     with watch("scoring molecules", len(test) + SAMPLES) as report:
-        found = molecule_scores(
+        return molecule_scores(
             on.model, test, train, samples=SAMPLES, seed=on.seed, memory=on.memory, report=report
         )
-    return found.to_json()
-
-
-def _molecule_rows(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    from recmix.evaluation.molecules import MoleculeScores
-
-    return MoleculeScores(**found).rows()
 
 
 def _check_molecules(model: Model) -> None:
@@ -131,13 +118,10 @@ def _check_molecules(model: Model) -> None:
 
 
 REPORTS: dict[str, ExtraReport] = {
-    "latent": ExtraReport(
-        "KL, mutual information, active units, and the perplexity of texts", _latent, _latent_rows
-    ),
+    "latent": ExtraReport("KL, mutual information, active units, and the perplexity of texts", _latent),
     "molecules": ExtraReport(
         "reconstruction, validity, uniqueness and novelty of molecules; needs RDKit",
         _molecules,
-        _molecule_rows,
         _check_molecules,
     ),
 }
