@@ -6,7 +6,6 @@ and training can be many times slower than with fewer threads.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from recmix.errors import ConfigError
+from recmix.runs.folder import Run
 from recmix.runs.process import cores
 
 __all__ = ["choose_threads", "free_cores", "take_threads", "use_threads"]
@@ -118,23 +118,8 @@ def _threads_of_run(words: list[str]) -> int | None:
         return None
     found = None
     for folder in (Path(out) / "vae", Path(out)):  # an interrupted first stage has its own log
-        try:
-            lines = (folder / "log.jsonl").read_bytes().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            found = _threads_in(line) or found
+        for event in Run(folder).events():
+            threads = event.get("threads") if event.get("event") == "start" else None
+            if type(threads) is int and 0 < threads <= MOST_THREADS:
+                found = threads
     return found
-
-
-def _threads_in(line: bytes) -> int | None:
-    """The number of threads in a log line that records the start of a training.
-
-    The result is None for other lines, and for lines that are damaged.
-    """
-    try:
-        event = json.loads(line)
-        threads = event.get("threads") if event["event"] == "start" else None
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        return None
-    return threads if type(threads) is int and 0 < threads <= MOST_THREADS else None

@@ -184,26 +184,17 @@ class Store:
 
     def complete(self, digest: str) -> None:
         """Write into ``job.json`` how long a finished run took, and remove its checkpoint."""
-        seconds = sum(event.get("seconds", 0.0) for event in self.events(digest))
+        seconds = sum(event.get("seconds", 0.0) for event in self.run(digest).events())
         content = {**self.job_file(digest), "seconds": round(seconds, 3)}
         self._write(self.folder(digest) / "job.json", content)
         self.run(digest).checkpoint.unlink(missing_ok=True)
-
-    def events(self, digest: str) -> list[dict[str, Any]]:
-        """Return the events in a run's ``log.jsonl``; damaged lines are left out."""
-        found = []
-        with contextlib.suppress(OSError):
-            for line in (self.folder(digest) / "log.jsonl").read_bytes().splitlines():
-                with contextlib.suppress(ValueError):
-                    found.append(json.loads(line))
-        return [event for event in found if isinstance(event, dict)]
 
     def last_epoch(self, digest: str) -> tuple[int, float]:
         """Return how many epochs a run has finished, and how many seconds its last epoch took.
 
         `digest` is the name of the run, see `Store`. Both numbers are 0 before the first epoch ends.
         """
-        for event in reversed(self.events(digest)):
+        for event in reversed(self.run(digest).events()):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 return int(event["epoch"]), float(event["seconds"])
         return 0, 0.0

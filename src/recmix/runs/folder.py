@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -338,6 +339,15 @@ class Run:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise RunError(f"could not write {path}: {error.strerror}") from error
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the events of ``log.jsonl``; damaged lines are left out."""
+        found = []
+        with contextlib.suppress(OSError):
+            for line in (self.folder / "log.jsonl").read_bytes().splitlines():
+                with contextlib.suppress(ValueError, RecursionError):
+                    found.append(json.loads(line))
+        return [event for event in found if isinstance(event, dict)]
 
 
 def check_finite(score: Mapping[str, Any], of: str) -> None:
