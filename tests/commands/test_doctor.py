@@ -122,12 +122,12 @@ def test_the_checks_of_a_gpu(capsys, monkeypatch):
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch.cuda, "get_device_properties", lambda index: about)
         patch.setattr(doctor, "_train", lambda device: trained)
-        patch.setattr(doctor._Trained, "compare", lambda self: "equal")
+        patch.setattr(doctor, "_compare", lambda model, x: "equal")
         checks = {check.name: check for check in doctor._gpu()}
     assert checks["device"].detail == "1: Test GPU, 16 GiB, 9.0"
     assert checks["training"].state == checks["refinement"].state == "ok"
     assert (checks["CUDA graphs"].state, checks["CUDA graphs"].detail[:5]) == ("note", "eager")
-    assert trained[0].compare() == "refined log p(x, z) equals that of the CPU up to 0 nats"
+    assert doctor._compare(*trained[:2]) == "refined log p(x, z) equals that of the CPU up to 0 nats"
 
 
 def test_triton_needs_a_compiler(monkeypatch):

@@ -159,7 +159,7 @@ def _training() -> Iterator[Check]:
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
     yield Check("processor", "torch", "ok", f"{torch.__version__}, built for {built}")
     yield Check("processor", "threads of torch", "ok", str(torch.get_num_threads()))
-    yield _attempt("processor", "training", "reinstall torch", lambda: _train("cpu")[1])
+    yield _attempt("processor", "training", "reinstall torch", lambda: _train("cpu")[-1])
 
 
 def _gpu() -> Iterator[Check]:
@@ -180,15 +180,16 @@ def _gpu() -> Iterator[Check]:
     kept: list[Any] = []
 
     def train() -> str:
-        model, text = _train("cuda")
-        kept.append(model)
+        *trained, text = _train("cuda")
+        kept.extend(trained)
         return text
 
     yield _attempt("GPU", "training", "device=cpu works without the GPU", train)
     if kept:
-        graph = kept[0].engine.startswith("graph")
-        yield Check("GPU", "CUDA graphs", "ok" if graph else "note", kept[0].engine)
-        yield _attempt("GPU", "refinement", "device=cpu works without the GPU", kept[0].compare)
+        model, x, engine = kept
+        yield Check("GPU", "CUDA graphs", "ok" if engine.startswith("graph") else "note", engine)
+        advice = "device=cpu works without the GPU"
+        yield _attempt("GPU", "refinement", advice, lambda: _compare(model, x))
     yield _triton()
 
 
@@ -205,43 +206,35 @@ def _triton() -> Check:
     return Check("GPU", "triton", "ok", f"{version}, compiler {compiler}")
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """A small model that `_train` trained on a device.
+def _compare(model: Any, x: Any) -> str:
+    """Refine posteriors on the device and on the CPU, and say how much log p(x, z) differs.
 
-    Attributes:
-        model: the trained model, a `recmix.Model`.
-        x: the training examples.
-        engine: text from the training log that says whether a CUDA graph made the training steps.
+    log p(x, z) is computed at the posterior means and averaged over the examples. The means of single
+    examples may differ, because rounding decides between steps of nearly equal value.
     """
+    import torch
 
-    model: Any
-    x: Any
-    engine: str
-
-    def compare(self) -> str:
-        """Refine posteriors on the device and on the CPU, and say how much log p(x, z) differs.
-
-        log p(x, z) is computed at the posterior means and averaged over the examples. The means of
-        single examples may differ, because rounding decides between steps of nearly equal value.
-        """
-        import torch
-
-        refined = self.model.refined(2, checks=0)  # checks draw noise, which differs between devices
-        here = refined.posterior(self.x).mean.cpu()
-        there = refined.to("cpu").posterior(self.x).mean
-        with torch.no_grad():
-            joint = refined.latent_model.log_joint(torch.as_tensor(self.x), torch.stack([here, there]))
-        error = abs(float(joint[0].mean() - joint[1].mean()))
-        if not error < MAX_ERROR:
-            raise ArithmeticError(f"refined log p(x, z) differs from the CPU's by {error:.2g} nats")
-        return f"refined log p(x, z) equals that of the CPU up to {error:.1g} nats"
+    refined = model.refined(2, checks=0)  # checks draw noise, which differs between devices
+    here = refined.posterior(x).mean.cpu()
+    there = refined.to("cpu").posterior(x).mean
+    with torch.no_grad():
+        joint = refined.latent_model.log_joint(torch.as_tensor(x), torch.stack([here, there]))
+    error = abs(float(joint[0].mean() - joint[1].mean()))
+    if not error < MAX_ERROR:
+        raise ArithmeticError(f"refined log p(x, z) differs from the CPU's by {error:.2g} nats")
+    return f"refined log p(x, z) equals that of the CPU up to {error:.1g} nats"
 
 
-def _train(device: str) -> tuple[_Trained, str]:
+def _train(device: str) -> tuple[Any, Any, str, str]:
+    """Train a small model on a device.
+
+    Returns:
+        The `recmix.Model`, the training examples, why its engine was chosen, and how long it took.
+    """
     import numpy as np
 
     from recmix.api import fit
+    from recmix.runs.folder import Run
 
     x = np.random.default_rng(0).random((64, 1, 8, 8), np.float32)
     began = time.monotonic()
@@ -251,9 +244,11 @@ def _train(device: str) -> tuple[_Trained, str]:
             "vae", x, latent=2, epochs=2, batch_size=16, device=device, out=folder, progress=False
         )
         seconds = time.monotonic() - began
-        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    engine = next((line["engine"] for line in lines if line["event"] == "engine"), "unknown engine")
-    return _Trained(model, x, engine), f"a small VAE was trained and stored in {seconds:.1f} s"
+        events = Run(folder).events()
+    engine = next(
+        (event["engine"] for event in events if event.get("event") == "engine"), "unknown engine"
+    )
+    return model, x, engine, f"a small VAE was trained and stored in {seconds:.1f} s"
 
 
 def _attempt(group: str, name: str, advice: str, work: Callable[[], str]) -> Check:
