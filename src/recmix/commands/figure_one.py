@@ -84,7 +84,7 @@ def figure_one(
     if vae.spec.model.latent != 2:
         raise ConfigError(f"Figure 1 needs two latent dimensions, init has {vae.spec.model.latent}")
     x = _least_gaussian(vae, data)
-    learned: list[list[list[FigureStage]]] = []
+    learned: list[list[list[FigureStage]]] = []  # the stages of each image, for both mixtures
     with watch("learning the second component", 2 * epochs, show=progress) as report:
         both: list[tuple[type[Method], dict[str, Any]]] = [
             (RecursiveMixture, {"bound": bound, "eps_max": eps_max, "component": component}),
