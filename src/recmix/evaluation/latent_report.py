@@ -164,7 +164,7 @@ def latent_report(
         active_units=int((mean.var(0) > ACTIVE).sum()),
         latent=model.latent,
         tokens=tokens if has_tokens else None,
-        perplexity=math.exp(-float(iwae.sum()) / tokens) if has_tokens and tokens else None,
+        perplexity=float((-iwae.sum() / tokens).exp()) if has_tokens and tokens else None,
     )
 
 
