@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recmix.errors import ConfigError, memory_advice
+from recmix.errors import ConfigError, DataError, memory_advice
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer
 from recmix.model.decoder_memory import decode_bytes
@@ -109,6 +109,8 @@ def bounds_of(
     """
     if not isinstance(samples, int) or samples < 1:
         raise ConfigError(f"samples must be a whole number, at least 1; got {samples!r}")
+    if not len(x):
+        raise DataError("expected a batch of at least one example, got an empty batch")
     chunk = max(1, at_once // len(x))
     total = log_sum = None
     done = 0
