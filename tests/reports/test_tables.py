@@ -4,6 +4,7 @@ import io
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -281,6 +282,11 @@ def test_latex_is_balanced(results, nasty):
         body = text[text.index(r"\hline\hline") : text.index(r"\bottomrule")]
         columns = {re.sub(r"\\&", "", row).count("&") for row in body.splitlines()[1:]}
         assert len(columns) == 1
+
+
+def test_latex_has_an_en_dash(results):
+    table = replace(likelihood_table(results), title="2–5 steps--or more")
+    assert r"\caption{2\textendash{}5 steps-{}-or more." in to_latex(table)
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
