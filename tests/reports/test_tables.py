@@ -213,6 +213,13 @@ def test_narrow_terminal_cuts_nothing_off(results, width):
             assert all(entry.text in plain for entry in line.entries)
 
 
+def test_wide_letters_in_row_names_are_within_the_terminal(tmp_path):
+    for latent in (2, 5, 10):
+        add_run(tmp_path, "中" * 24, 5, latent=latent, test=100.0, name=f"a{latent}")
+    table = likelihood_table(summarise(read_store(tmp_path).records))
+    assert "…" not in shown(table, 80)
+
+
 def test_markdown_rows_have_equal_length(results):
     lines = to_markdown(likelihood_table(results)).splitlines()
     head = lines.index("| method | dim 20 | paper (difference) | dim 50 | paper (difference) |")
