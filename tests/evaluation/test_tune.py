@@ -78,6 +78,11 @@ def test_the_base_is_kept_in_all_candidates(method, x):
     assert best_refinement(method, x, 0, base=base) == base
 
 
+def test_no_steps_need_no_bound(method, x, monkeypatch):
+    monkeypatch.setattr("recmix.evaluation.tune.bounds", None)
+    assert best_refinement(method, x, 0) == Inference()
+
+
 def test_candidates_contain_the_inference_of_the_run_once(method):
     used = Inference(how="conjugate", refine=3)
     assert candidates(method, base=used).count(used) == 1

@@ -250,9 +250,9 @@ def best_refinement(
         base: inference settings whose other options, such as the calibration, all refinements use.
     """
     best = _without(base or Inference())
-    bound = _iwae(method, x, best, samples, seed, memory)
     if not steps:
         return best
+    bound = _iwae(method, x, best, samples, seed, memory)
     for inference in candidates(method, [steps], best)[1:]:
         found = _iwae(method, x, inference, samples, seed, memory)
         if _clearly_above(found, bound):
