@@ -211,6 +211,13 @@ def test_both_modes_are_counted():
     assert found.check() is None
 
 
+@pytest.mark.parametrize("name", ["residual", "rme"])
+def test_the_gap_knows_residual_corrections(name, quick):
+    options = {"order": 2, "component": "residual"} if name == "rme" else {}
+    found = decompose(make(name, **options).eval(), torch.rand(3, 1, 8, 8).double(), samples=20, check=0)
+    assert found.used == ("residual corrections",)
+
+
 @pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
 @pytest.mark.parametrize("name", ALL)
 def test_every_method_has_gaps(name, likelihood, quick):

@@ -140,7 +140,7 @@ def decompose(
         refined={one.how: values for one, values in zip(tried, refined, strict=True)},
         used=(
             *(["refinement"] if inference.refine else []),
-            *(["residual corrections"] if getattr(method, "name", "") == "residual" else []),
+            *(["residual corrections"] if method.feed_forward else []),
         ),
     )
 

@@ -52,6 +52,8 @@ class Component(CountsTraining, ABC):
     """Whether `forward` also takes the posterior of the previous component and corrects it."""
     steps_per_example: int = 0
     """Number of optimisation steps that `forward` makes for each example."""
+    feed_forward: ClassVar[bool] = False
+    """Whether `forward` decodes and corrects its result, without steps for each example."""
     differentiates: bool = False
     """Whether `forward` uses derivatives of the decoder."""
     uses_jacobian: ClassVar[bool] = False

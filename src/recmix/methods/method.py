@@ -70,8 +70,6 @@ class Method(CountsTraining, ABC):
     """Whether ``order = "auto"`` is possible: components can be added one at a time."""
     can_restart: ClassVar[bool] = False
     """Whether `restarted` does more than `posterior`."""
-    feed_forward: ClassVar[bool] = False
-    """Whether computing the posterior takes several forward passes of networks, without derivatives."""
     rate_factor: ClassVar[float] = 1.0
     """The default learning rate is multiplied by this factor for this method."""
     fresh_factor: ClassVar[float] = 1.0
@@ -117,6 +115,12 @@ class Method(CountsTraining, ABC):
         """Number of optimisation steps per example to compute q(z | x); 0 if there are none."""
         parts: Any = self.components
         return max(part.steps_per_example for part in parts)
+
+    @property
+    def feed_forward(self) -> bool:
+        """Whether a component decodes and corrects its result, without steps for each example."""
+        parts: Any = self.components
+        return any(part.feed_forward for part in parts)
 
     @property
     def differentiates(self) -> bool:

@@ -173,6 +173,7 @@ class ResidualComponent(Component):
 
     kind = "residual"
     setting = "corrections"
+    feed_forward = True
     closed_form_entropy = True
 
     def __init__(
@@ -287,6 +288,7 @@ class CorrectionComponent(Component):
 
     kind = "correction"
     corrects = True
+    feed_forward = True
     closed_form_entropy = True
 
     def __init__(
@@ -332,7 +334,6 @@ class ResidualVAE(Method):
     reference = "this library"
     setting = "corrections"
     can_restart = True
-    feed_forward = True
 
     def __init__(
         self,
