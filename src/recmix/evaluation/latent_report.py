@@ -191,19 +191,12 @@ def aggregated_log_prob(posteriors: list[Posterior], z: Tensor) -> Tensor:
 
 
 class _Parts(NamedTuple):
-    """The IWAE bound, the parts of the ELBO and the posterior mean of each example; bounds in nats.
-
-    Attributes:
-        iwae: the IWAE bound, (B,).
-        reconstruction: E_q[log p(x | z)], (B,).
-        kl: KL(q(z | x) || p(z)), (B,).
-        mean: the posterior mean, (B, D).
-    """
+    """The IWAE bound, the parts of the ELBO and the posterior mean of each example; bounds in nats."""
 
     iwae: Tensor  # (B,)
-    reconstruction: Tensor  # (B,)
-    kl: Tensor  # (B,)
-    mean: Tensor  # (B, D)
+    reconstruction: Tensor  # (B,) E_q[log p(x | z)]
+    kl: Tensor  # (B,) KL(q(z | x) || p(z))
+    mean: Tensor  # (B, D) mean of q(z | x)
 
 
 def _parts_of(
