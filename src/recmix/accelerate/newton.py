@@ -54,10 +54,8 @@ class KernelLogJoint(LogJoint):
     Where the kernels do not apply, the plain code of `LogJoint` is used.
     """
 
-    def __init__(
-        self, model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
-    ) -> None:
-        super().__init__(model, x, dtype, chunk)
+    def __init__(self, model: LatentModel, x: Tensor, dtype: torch.dtype) -> None:
+        super().__init__(model, x, dtype)
         layers = layer_chain(model.decoder)
         like = x.new_empty(1, model.latent, dtype=dtype)
         self.packed: Any = None if layers is None else tangent_kernels.pack(layers, like)
@@ -76,7 +74,7 @@ class KernelLogJoint(LogJoint):
         P is the number of output values for one example.
         """
         if self.packed and _applies(z):
-            pushed = tangent_kernels.push(self.packed, z, self.chunk or tangent_chunk(self.model, z))
+            pushed = tangent_kernels.push(self.packed, z, tangent_chunk(self.model, z))
             if pushed is not None:
                 return pushed
         return super().linearise(z)
@@ -138,9 +136,7 @@ class KernelLogJoint(LogJoint):
 
 
 @make_log_joint.register
-def make_kernel_log_joint(
-    model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
-) -> LogJoint:
+def make_kernel_log_joint(model: LatentModel, x: Tensor, dtype: torch.dtype) -> LogJoint:
     """Make a `KernelLogJoint`, which computes log p(x, z) of one batch x by Triton kernels.
 
     The kernels support Gaussian and Bernoulli likelihoods and the prior N(0, I). The function returns
@@ -150,7 +146,7 @@ def make_kernel_log_joint(
     simple = simple and model.likelihood.noise == 1
     if not kernels_apply(x.device.type, dtype) or not simple or model.spread is not None:
         return NotImplemented
-    return KernelLogJoint(model, x, dtype, chunk)
+    return KernelLogJoint(model, x, dtype)
 
 
 @damped_step.register

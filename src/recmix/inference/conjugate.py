@@ -37,7 +37,7 @@ from recmix.posteriors import Gaussian
 __all__ = ["choose_push", "conjugate", "curvature_product"]
 
 VALUES = 2**23
-"""Largest number of decoder output values (examples x outputs) in one pass, by default."""
+"""Largest number of decoder output values (examples x outputs) in one pass."""
 LENGTHS = (1.0, 0.5, 0.2, 0.05)
 """Candidate lengths of a step, as multiples of δ."""
 DAMPINGS = (1e-2, 1e6)
@@ -52,13 +52,7 @@ Push = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def conjugate(
-    model: LatentModel,
-    x: Tensor,
-    start: Tensor,
-    *,
-    steps: int,
-    iterations: int = 10,
-    chunk: int | None = None,
+    model: LatentModel, x: Tensor, start: Tensor, *, steps: int, iterations: int = 10
 ) -> Gaussian:
     """The diagonal Gaussian N(z*, 1 / diag(H)), where z* is reached by Gauss-Newton steps.
 
@@ -78,8 +72,6 @@ def conjugate(
         steps: number of Gauss-Newton steps; 0 gives the variances at `start`.
         iterations: number of conjugate gradient iterations for each step. Each needs one product of H
             and a vector. D iterations solve the equations exactly, up to rounding.
-        chunk: number of examples in one pass. By default, as many as give about 8 million decoder output
-            values.
 
     >>> from recmix.model.likelihoods import Gaussian as Noise
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
@@ -89,11 +81,11 @@ def conjugate(
     >>> bool((model.log_joint(x, q.mean[None]) > model.log_joint(x, start[None])).all())
     True
     """
-    for name, value, least in (("steps", steps, 0), ("iterations", iterations, 1), ("chunk", chunk, 1)):
-        if value is not None and value < least:
+    for name, value, least in (("steps", steps, 0), ("iterations", iterations, 1)):
+        if value < least:
             raise ConfigError(f"{name}={value}: expected a whole number of at least {least}")
     check_decoder_has_jacobian(model)
-    size = chunk or _examples_per_pass(model)
+    size = _examples_per_pass(model)
     # Other attention kernels have no forward mode and no second derivative.
     with torch.inference_mode(False), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         parts = [

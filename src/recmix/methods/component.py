@@ -57,7 +57,7 @@ class Component(CountsTraining, ABC):
     differentiates: bool = False
     """Whether `forward` uses derivatives of the decoder."""
     uses_jacobian: ClassVar[bool] = False
-    """Whether `forward` uses the decoder's Jacobian, see `recmix.inference.gauss_newton.jacobian`."""
+    """Whether `forward` uses the Jacobian of the decoder, see `recmix.inference.gauss_newton`."""
     can_be_distilled: ClassVar[bool] = True
     """Whether log q carries gradients to the encoder, as distillation needs."""
     closed_form_entropy: ClassVar[bool] = False
