@@ -51,13 +51,13 @@ def best(monkeypatch):
     def some(_method, steps=(), base=None):
         return [Inference(), Inference(refine=1), used]
 
-    real = module._iwae
+    real = module.iwae_at_seed
 
     def iwae(method, x, inference, *rest):
         return real(method, x, Inference(), *rest) + inference.refine
 
     monkeypatch.setattr(module, "candidates", some)
-    monkeypatch.setattr(module, "_iwae", iwae)
+    monkeypatch.setattr(module, "iwae_at_seed", iwae)
     return used
 
 

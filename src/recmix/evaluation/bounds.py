@@ -19,7 +19,7 @@ from recmix.model.decoder_memory import decode_bytes
 from recmix.model.latent import LatentModel
 from recmix.posteriors import Posterior
 
-__all__ = ["ADVICE", "MEMORY", "Bounds", "at_once", "bounds", "bounds_of"]
+__all__ = ["ADVICE", "MEMORY", "Bounds", "at_once", "bounds", "bounds_of", "iwae_at_seed"]
 
 MEMORY = 256 * 2**20
 """Default of the largest number of bytes that the decoder's activations have at a time."""
@@ -73,6 +73,15 @@ def bounds(
     model = used.model(method.model)
     found = [bounds_of(model, part, q, samples, generator, count) for part, q in posteriors]
     return Bounds(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+
+def iwae_at_seed(
+    method: Method, x: Tensor, inference: Inference, samples: int, seed: int, memory: int | None
+) -> Tensor:
+    """The IWAE bound of each example, (B,), in float64 on the CPU, with the sampling noise of a seed."""
+    generator = torch.Generator(x.device).manual_seed(seed)
+    found = bounds(method, x, inference, samples=samples, generator=generator, memory=memory)
+    return found.iwae.double().cpu()
 
 
 def at_once(model: LatentModel, memory: int | None = None) -> int:
