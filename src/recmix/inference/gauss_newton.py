@@ -144,20 +144,13 @@ def is_traceable() -> bool:
 def _by_reverse_mode(decoder: nn.Module, z: Tensor) -> tuple[Tensor, Tensor]:
     """The result of `decoder_jacobian` without gradients, by reverse-mode differentiation only.
 
-    The product Jᵀ u is linear in u, so its derivative with respect to u, applied to a unit vector t, is
-    the column J t of the Jacobian. The batch is repeated once for each of the D columns.
+    The batch is repeated once for each of the D columns of the Jacobian.
     """
     batch, latent = z.shape
     unit = torch.eye(latent, dtype=z.dtype, device=z.device)
     tangents = unit[:, None].expand(latent, batch, latent).reshape(latent * batch, latent)
-    with torch.enable_grad():
-        wide = z.detach().repeat(latent, 1).requires_grad_()
-        decoded: Tensor = decoder(wide)
-        u = torch.zeros_like(decoded).requires_grad_()
-        (pulled,) = torch.autograd.grad(decoded, wide, u, create_graph=True)
-        (pushed,) = torch.autograd.grad(pulled, u, tangents)
-    columns = pushed.detach().reshape(latent, batch, -1)
-    return decoded.detach()[:batch], columns.permute(1, 2, 0)
+    decoded, pushed = torch.autograd.functional.jvp(decoder, z.repeat(latent, 1), tangents)
+    return decoded[:batch], pushed.reshape(latent, batch, -1).permute(1, 2, 0)
 
 
 class LogJoint:
