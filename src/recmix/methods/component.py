@@ -54,8 +54,6 @@ class Component(CountsTraining, ABC):
     """Number of optimisation steps that `forward` makes for each example."""
     feed_forward: ClassVar[bool] = False
     """Whether `forward` decodes and corrects its result, without steps for each example."""
-    differentiates: bool = False
-    """Whether `forward` uses derivatives of the decoder."""
     uses_jacobian: ClassVar[bool] = False
     """Whether `forward` uses the Jacobian of the decoder, see `recmix.inference.gauss_newton`."""
     can_be_distilled: ClassVar[bool] = True

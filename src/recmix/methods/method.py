@@ -122,11 +122,6 @@ class Method(CountsTraining, ABC):
         parts: Any = self.components
         return any(part.feed_forward for part in parts)
 
-    @property
-    def differentiates(self) -> bool:
-        """Whether computing the posterior uses derivatives of the decoder."""
-        return any(part.differentiates for part in self.components)
-
     def posterior(self, x: Tensor) -> Posterior:
         """The posterior q(z | x) for examples x (B, *shape). By default, it is the first component's."""
         return self.component(0, x)

@@ -193,7 +193,6 @@ class ResidualComponent(Component):
                 "correction use the method 'vae'"
             )
         self.corrections = corrections
-        self.differentiates = whitened
         self.steps_per_example = corrections if whitened else 0
         first = Corrector(model, width=width, whitened=whitened, like=encoder)
         others = [copy.deepcopy(first) for _ in range(0 if shared else corrections - 1)]
