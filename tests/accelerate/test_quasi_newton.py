@@ -64,7 +64,7 @@ def double(values):
 def test_triangle(latent):
     network = CurvatureNetwork(latent, 0).to(DEVICE)
     typical, out = triangular(latent)[0], 0.5 * rand(BATCH, network.head.out_features)
-    got = quasi_newton.triangle_kernel(out, typical)
+    got = quasi_newton.triangle_kernel(out, typical, network.places)
     close(got, scaled_triangle.plain(out.double(), typical.double(), network.places))
 
 
@@ -79,7 +79,7 @@ def test_direction(latent, pairs):
         inverse = 1 / (step * change).sum(-1, keepdim=True)
         step[0], change[0], inverse[0] = 0, 0, 0
         known.append(Pair(step, change, inverse))
-    got = quasi_newton.direction_kernel(factor, gradient, known)
+    got = quasi_newton.direction_kernel(FullGaussian(gradient, factor), gradient, known)
     exact = FullGaussian(gradient.double(), factor.double())
     expected = direction.plain(exact, gradient.double(), [double(pair) for pair in known])
     torch.testing.assert_close(got.double(), expected, rtol=1e-3, atol=1e-4 * expected.abs().max())
@@ -105,7 +105,7 @@ def test_advance(latent):
 def test_kernels_replace_the_plain_functions():
     factor, gradient = triangular(3), rand(BATCH, 3)
     q = FullGaussian(gradient, factor)
-    assert torch.equal(direction(q, gradient, []), quasi_newton.direction_kernel(factor, gradient, []))
+    assert torch.equal(direction(q, gradient, []), quasi_newton.direction_kernel(q, gradient, []))
     with torch.enable_grad():  # the kernels have no derivative
         free = gradient.clone().requires_grad_()
         assert direction(q, free, []).requires_grad

@@ -367,7 +367,6 @@ def the_decoder_is_used_as_declared(cls):
     with torch.no_grad():
         method.posterior(images())
     assert bool(calls) == bool(method.feed_forward or method.steps_per_example)
-    assert method.differentiates == bool(method.steps_per_example)
 
 
 @check

@@ -51,13 +51,13 @@ def best(monkeypatch):
     def some(_method, steps=(), base=None):
         return [Inference(), Inference(refine=1), used]
 
-    real = module._iwae
+    real = module.iwae_at_seed
 
     def iwae(method, x, inference, *rest):
         return real(method, x, Inference(), *rest) + inference.refine
 
     monkeypatch.setattr(module, "candidates", some)
-    monkeypatch.setattr(module, "_iwae", iwae)
+    monkeypatch.setattr(module, "iwae_at_seed", iwae)
     return used
 
 
@@ -97,6 +97,13 @@ def test_evaluate_uses_the_tuned_inference_and_can_remove_it(run):
     assert call("evaluate", run.folder, "--samples", 2) == 0
     assert call("evaluate", run.folder, "--samples", 2, "--refine", 0) == 0
     assert run.scores().keys() == {f"test/2/{used.key}", "test/2"}
+
+
+@pytest.mark.parametrize("words", [(), ("--how", "auto")])
+def test_the_name_of_a_score_has_no_restarts_without_effect(run, best, words):
+    run.set_tuned(Inference(how="conjugate", refine=2, restarts=3))
+    assert call("evaluate", run.folder, "--samples", 2, "--refine", 2, *words) == 0
+    assert run.scores().keys() == {f"test/2/{best.key}"}
 
 
 def test_reset_deletes_the_choice(run, capsys):

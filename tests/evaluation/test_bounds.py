@@ -1,9 +1,12 @@
 """ELBO and IWAE on the linear-Gaussian model, where log p(x) is known."""
 
+import pytest
 import torch
+from cases.contract import images, make
 from cases.oracle import LinearGaussian
 
-from recmix.evaluation.bounds import bounds_of
+from recmix.errors import DataError
+from recmix.evaluation.bounds import bounds, bounds_of
 from recmix.posteriors import FullGaussian, Gaussian
 
 
@@ -71,3 +74,8 @@ def test_bounds_do_not_depend_on_how_they_are_chunked():
     )
     torch.testing.assert_close(big.iwae, small.iwae, atol=0.1, rtol=0)
     torch.testing.assert_close(big.elbo, small.elbo, atol=0.1, rtol=0)
+
+
+def test_an_empty_batch_is_an_error():
+    with pytest.raises(DataError, match="at least one example"):
+        bounds(make("vae"), images()[:0])

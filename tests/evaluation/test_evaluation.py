@@ -58,6 +58,7 @@ def test_score_uses_the_inference(model):
         ("vae", {}, Inference(scale=2.0), "encoder", 0),
         ("vae", {}, Inference(refine=3), "refined", 3),
         ("rme", {"order": 2}, Inference(), "encoder", 0),
+        ("rme", {"order": 3, "component": "residual"}, Inference(), "feed-forward", 0),
         ("residual", {}, Inference(restarts=3), "feed-forward", 0),
         ("residual", {}, Inference(refine=2), "refined", 2),
         ("sa", {"steps": 4}, Inference(), "refined", 4),

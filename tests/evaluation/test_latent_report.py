@@ -155,6 +155,15 @@ def test_perplexity_counts_the_end_and_not_the_padding():
     assert "perplexity per token: 7.00" in str(found)
 
 
+def test_perplexity_above_the_largest_number_is_infinite():
+    model = LatentModel(Tokens(2, 2, 3), Categorical(3), latent=2, shape=(2,)).double()
+    method = VAE(model, LinearEncoder(2, (2,))).double()
+    nn.init.constant_(method.base_encoder.mean.bias, 100)
+    found = latent_report(method, torch.tensor([[1, 2], [2, 0.0]]).double(), samples=2)
+    assert found.nll > 1500
+    assert found.perplexity == math.inf
+
+
 def test_parts_of_examples_and_samples_give_the_same_bound():
     """Little memory splits the work; the bound is that of `bounds`."""
     world = LinearGaussian(latent=3)

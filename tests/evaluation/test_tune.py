@@ -78,6 +78,11 @@ def test_the_base_is_kept_in_all_candidates(method, x):
     assert best_refinement(method, x, 0, base=base) == base
 
 
+def test_no_steps_need_no_bound(method, x, monkeypatch):
+    monkeypatch.setattr("recmix.evaluation.tune.iwae_at_seed", None)
+    assert best_refinement(method, x, 0) == Inference()
+
+
 def test_candidates_contain_the_inference_of_the_run_once(method):
     used = Inference(how="conjugate", refine=3)
     assert candidates(method, base=used).count(used) == 1
@@ -205,7 +210,7 @@ def test_auto_never_picks_a_kind_that_is_clearly_worse(method, x, monkeypatch):
         gain = gains[inference.how] if inference.refine else 0.0
         return torch.from_numpy(gain + 0.01 * rng.normal(size=len(x)))
 
-    monkeypatch.setattr(module, "_iwae", iwae)
+    monkeypatch.setattr(module, "iwae_at_seed", iwae)
     assert best_refinement(method, x, 2) == Inference(how="conjugate", refine=2)
     gains = dict.fromkeys(gains, -1.0)
     assert best_refinement(method, x, 2) == Inference()

@@ -63,6 +63,20 @@ def test_uncalibrated_keeps_the_refinement():
     assert inference.uncalibrated == Inference(refine=2, restarts=3)
 
 
+@pytest.mark.parametrize("how", ["variational", "conjugate"])
+def test_key_names_restarts_that_residual_corrections_use(how):
+    """The refinement itself has no restarts, but its start has."""
+    one, three = (Inference(refine=2, how=how, restarts=n) for n in (1, 3))
+    assert "restarts" not in one.key  # the key of stored scores
+    assert three.key == f"{one.key},restarts=3"
+    assert Inference.from_key(three.key) == three
+    method = make("residual")
+    for p in method.components[0].encoder.parameters():
+        p.data.mul_(3)  # far from 0, so that starting points differ
+    means = [infer_no_grad(method, images(), inference).mean for inference in (one, three)]
+    assert not torch.equal(*means)
+
+
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     refine=st.integers(0, 8),

@@ -73,6 +73,39 @@ def test_each_kind_is_exact_for_a_linear_gaussian_model(how):
         torch.testing.assert_close(better.covariance_matrix, true.covariance_matrix)
 
 
+class Bump(nn.Module):
+    """A decoder that is not a chain of known layers, so that its calls can be counted."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self.layer = nn.Linear(3, 64)
+
+    def forward(self, z):
+        self.calls += 1
+        return self.layer(z).tanh().view(-1, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("how", "steps", "reuse", "passes"),
+    [
+        ("variational", 1, 0, 1 + 4),  # the points of the start with Jacobian, and four lengths
+        ("variational", 2, 1, 2 * (1 + 4 + 1 + 2)),  # also a gradient and two lengths
+        ("learned", 1, 0, 1 + 1),  # a gradient at the start, and two lengths at once
+    ],
+)
+def test_values_that_are_known_are_not_decoded_again(how, steps, reuse, passes):
+    torch.manual_seed(0)
+    decoder = Bump()
+    model = LatentModel(decoder, GaussianLikelihood(0.1), latent=3, shape=(1, 8, 8)).double()
+    model = with_curvature(model)
+    x = torch.rand(5, 1, 8, 8, dtype=torch.float64)
+    q = start_of(model, x)
+    with torch.no_grad():
+        Inference(how=how, refine=steps, reuse=reuse, checks=0)(model, x, q)
+    assert decoder.calls == passes
+
+
 @pytest.mark.parametrize("how", KINDS)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_never_worse(name, how):

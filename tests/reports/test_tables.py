@@ -4,6 +4,7 @@ import io
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -212,6 +213,13 @@ def test_narrow_terminal_cuts_nothing_off(results, width):
             assert all(entry.text in plain for entry in line.entries)
 
 
+def test_wide_letters_in_row_names_are_within_the_terminal(tmp_path):
+    for latent in (2, 5, 10):
+        add_run(tmp_path, "中" * 24, 5, latent=latent, test=100.0, name=f"a{latent}")
+    table = likelihood_table(summarise(read_store(tmp_path).records))
+    assert "…" not in shown(table, 80)
+
+
 def test_markdown_rows_have_equal_length(results):
     lines = to_markdown(likelihood_table(results)).splitlines()
     head = lines.index("| method | dim 20 | paper (difference) | dim 50 | paper (difference) |")
@@ -281,6 +289,11 @@ def test_latex_is_balanced(results, nasty):
         body = text[text.index(r"\hline\hline") : text.index(r"\bottomrule")]
         columns = {re.sub(r"\\&", "", row).count("&") for row in body.splitlines()[1:]}
         assert len(columns) == 1
+
+
+def test_latex_has_an_en_dash(results):
+    table = replace(likelihood_table(results), title="2–5 steps--or more")
+    assert r"\caption{2\textendash{}5 steps-{}-or more." in to_latex(table)
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")

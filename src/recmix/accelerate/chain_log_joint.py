@@ -62,9 +62,7 @@ class ChainLogJoint(LogJoint):
 
 
 @make_log_joint.register
-def make_chain_log_joint(
-    model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
-) -> LogJoint:
+def make_chain_log_joint(model: LatentModel, x: Tensor, dtype: torch.dtype) -> LogJoint:
     """Make a `ChainLogJoint`, which computes log p(x, z) of one batch x fast on a CPU.
 
     The function returns NotImplemented if x is not on the CPU, if the decoder is not a chain of simple
@@ -73,4 +71,4 @@ def make_chain_log_joint(
     """
     if x.device.type != "cpu" or kernels_apply("cpu", dtype) or layer_chain(model.decoder) is None:
         return NotImplemented
-    return ChainLogJoint(model, x, dtype, chunk)
+    return ChainLogJoint(model, x, dtype)

@@ -15,14 +15,13 @@ from recmix.inference.gauss_newton import (
     LARGEST,
     LogJoint,
     NormalEquations,
-    damped_step,
     is_traceable,
     make_log_joint,
     tangent_chunk,
 )
 from recmix.model.latent import LatentModel, standard_normal
 from recmix.model.likelihoods import Bernoulli, Gaussian
-from recmix.posteriors.full import cholesky, in_double
+from recmix.posteriors.full import in_double
 
 __all__ = ["KernelLogJoint", "kernels_apply"]
 
@@ -44,20 +43,14 @@ def kernels_apply(device_type: str, dtype: torch.dtype) -> bool:
     return available and dtype == torch.float32 and not torch.is_grad_enabled() and not traced
 
 
-def _applies(like: Tensor) -> bool:
-    return kernels_apply(like.device.type, like.dtype)
-
-
 class KernelLogJoint(LogJoint):
     """log p(x, z) of one batch x as a function of z: a `LogJoint` that uses Triton kernels.
 
     Where the kernels do not apply, the plain code of `LogJoint` is used.
     """
 
-    def __init__(
-        self, model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
-    ) -> None:
-        super().__init__(model, x, dtype, chunk)
+    def __init__(self, model: LatentModel, x: Tensor, dtype: torch.dtype) -> None:
+        super().__init__(model, x, dtype)
         layers = layer_chain(model.decoder)
         like = x.new_empty(1, model.latent, dtype=dtype)
         self.packed: Any = None if layers is None else tangent_kernels.pack(layers, like)
@@ -66,7 +59,7 @@ class KernelLogJoint(LogJoint):
         """The decoder's outputs (T, B, C, H, W) for T latent points per example, z (T, B, D)."""
         if self.packed:
             decoded = tangent_kernels.values(self.packed, z.flatten(0, 1))
-            if decoded is not None:
+            if decoded is not NotImplemented:
                 return decoded.view(*z.shape[:2], *decoded.shape[1:])
         return self.model.decoder_output(z)
 
@@ -75,9 +68,9 @@ class KernelLogJoint(LogJoint):
 
         P is the number of output values for one example.
         """
-        if self.packed and _applies(z):
-            pushed = tangent_kernels.push(self.packed, z, self.chunk or tangent_chunk(self.model, z))
-            if pushed is not None:
+        if self.packed:
+            pushed = tangent_kernels.push(self.packed, z, tangent_chunk(self.model, z))
+            if pushed is not NotImplemented:
                 return pushed
         return super().linearise(z)
 
@@ -85,20 +78,19 @@ class KernelLogJoint(LogJoint):
         """log p(x, z), (T, B), of T latent points for each of B examples: z (T, B, D)."""
         decoded = self._decoded(z)
         scored = newton_kernels.score(self.model.likelihood, self.observed, decoded, z, slopes=False)
-        if scored is not None:
+        if scored is not NotImplemented:
             return scored[0]
         return self.model.log_density(self.observed, decoded) + standard_normal(z)
 
     def assemble(self, z: Tensor, decoded: Tensor, slope: Tensor) -> NormalEquations:
         """The value, gradient and Gauss-Newton curvature of log p(x, z), see `LogJoint.assemble`."""
-        if _applies(z):
-            likelihood = self.model.likelihood
-            scored = newton_kernels.score(likelihood, self.observed, decoded[None], z[None], slopes=True)
-            if scored is not None:
-                at, residual, weight = (t.squeeze(0) for t in scored)
-                made = newton_kernels.equations(slope, weight, residual, z)
-                if made is not None:
-                    return NormalEquations(at, *made)
+        likelihood = self.model.likelihood
+        scored = newton_kernels.score(likelihood, self.observed, decoded[None], z[None], slopes=True)
+        if scored is not NotImplemented:
+            at, residual, weight = (t.squeeze(0) for t in scored)
+            made = newton_kernels.equations(slope, weight, residual, z)
+            if made is not NotImplemented:
+                return NormalEquations(at, *made)
         return super().assemble(z, decoded, slope)
 
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,13 +126,13 @@ class KernelLogJoint(LogJoint):
         limits = (least, LARGEST)
         given = (reached, here.log_joint, z, step, tried, level)
         chosen = newton_kernels.choose(*given, beyond=10 * DAMPINGS[-1], limits=limits)
-        return super().choose(reached, here, z, step, tried, level, least) if chosen is None else chosen
+        if chosen is not NotImplemented:
+            return chosen
+        return super().choose(reached, here, z, step, tried, level, least)
 
 
 @make_log_joint.register
-def make_kernel_log_joint(
-    model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
-) -> LogJoint:
+def make_kernel_log_joint(model: LatentModel, x: Tensor, dtype: torch.dtype) -> LogJoint:
     """Make a `KernelLogJoint`, which computes log p(x, z) of one batch x by Triton kernels.
 
     The kernels support Gaussian and Bernoulli likelihoods and the prior N(0, I). The function returns
@@ -150,31 +142,7 @@ def make_kernel_log_joint(
     simple = simple and model.likelihood.noise == 1
     if not kernels_apply(x.device.type, dtype) or not simple or model.spread is not None:
         return NotImplemented
-    return KernelLogJoint(model, x, dtype, chunk)
-
-
-@damped_step.register
-def damped_step_by_kernels(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
-    """`damped_step` by one Triton kernel: δ = (H + λ I)⁻¹ g, (L, B, D), for L dampings λ per example.
-
-    The function returns NotImplemented if the kernel does not apply.
-    """
-    if not _applies(gradient):
-        return NotImplemented
-    solved = newton_kernels.solve(gradient, precision, damping)
-    return NotImplemented if solved is None else solved
-
-
-@cholesky.register
-def cholesky_by_kernels(matrix: Tensor) -> Tensor:
-    """`cholesky` by one Triton kernel: lower Cholesky factors of matrices (B, D, D).
-
-    The function returns NotImplemented if the kernel does not apply.
-    """
-    if not _applies(matrix) or matrix.dim() != 3:
-        return NotImplemented
-    factor = newton_kernels.factor(matrix)
-    return NotImplemented if factor is None else factor
+    return KernelLogJoint(model, x, dtype)
 
 
 @in_double.register
@@ -186,4 +154,4 @@ def keep_float32(factor: Tensor) -> Tensor:
     Returns:
         `factor` unchanged, or NotImplemented if the kernels do not apply.
     """
-    return factor if _applies(factor) else NotImplemented
+    return factor if kernels_apply(factor.device.type, factor.dtype) else NotImplemented

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from recmix.accelerate import kernels
 from recmix.accelerate.kernels import _jit, _power_of_two
+from recmix.inference.gauss_newton import damped_step, is_traceable
 from recmix.model.likelihoods import Bernoulli, Gaussian, Likelihood
+from recmix.posteriors.full import cholesky
 
 with suppress(ImportError):  # torch without GPU support has no Triton
     import triton.language as tl
@@ -33,6 +35,7 @@ __all__ = [
     "solve",
     "unless_broken",
     "usable",
+    "warps",
 ]
 
 P = ParamSpec("P")
@@ -46,9 +49,11 @@ PIXELS, PARTS, PROGRAMS = 32, 8, 1024
 def usable(*tensors: Tensor) -> bool:
     """Whether the Triton kernels of this module can run on these tensors.
 
-    Gradients must be disabled, and the tensors must be float32, on one GPU and not empty.
+    Gradients must be disabled, and the tensors must be float32, on one GPU and not empty. The kernels
+    are not used in code that is compiled or traced.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() or is_traceable()
+    if traced or torch.is_grad_enabled():
         return False
     device = tensors[0].device
     return all(t.numel() and t.device == device and kernels.usable(t) for t in tensors)
@@ -57,17 +62,17 @@ def usable(*tensors: Tensor) -> bool:
 _broken: set[str] = set()
 
 
-def unless_broken(function: Callable[P, R | None]) -> Callable[P, R | None]:
+def unless_broken(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator for a function that calls a Triton kernel.
 
-    If the kernel cannot compile or run, the function warns once and returns None.
+    If the kernel cannot compile or run, the function warns once and returns NotImplemented.
     """
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         name = function.__name__
         if name in _broken:
-            return None
+            return NotImplemented
         try:
             return function(*args, **kwargs)
         except torch.OutOfMemoryError:
@@ -80,7 +85,7 @@ def unless_broken(function: Callable[P, R | None]) -> Callable[P, R | None]:
                 "slower operations of torch are used instead",
                 stacklevel=2,
             )
-            return None
+            return NotImplemented
 
     return call
 
@@ -321,7 +326,7 @@ def _choose(
 @unless_broken
 def score(
     likelihood: Likelihood, image: Tensor, decoded: Tensor, z: Tensor, *, slopes: bool
-) -> tuple[Tensor, Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute log p(x, z) and derivatives by one kernel, for L latent points per example.
 
     Args:
@@ -334,15 +339,15 @@ def score(
     Returns:
         log p(x, z), (L, B), and two derivatives of log p(x | z) with respect to each of the P = C · H ·
         W decoder outputs, (L, B, P) each: the first derivative (residual), and the negative expected
-        second derivative (precision). None if the kernel does not apply.
+        second derivative (precision). NotImplemented if the kernel does not apply.
     """
     kind, (levels, batch, latent) = type(likelihood), z.shape
     if kind not in (Gaussian, Bernoulli) or decoded.shape != (levels, *image.shape):
-        return None
+        return NotImplemented
     known: Any = likelihood.log_variance if kind is Gaussian else z
     floor: Any = likelihood.floor if kind is Gaussian else 1.0
     if not usable(z, image, decoded, known):
-        return None
+        return NotImplemented
     pixels = decoded[0, 0].numel()
     joint, residual = z.new_empty(levels, batch), z.new_empty((levels, batch, pixels) if slopes else 1)
     weight = torch.empty_like(residual) if kind is Bernoulli else z.new_empty(1)
@@ -356,9 +361,7 @@ def score(
 
 
 @unless_broken
-def equations(
-    slope: Tensor, weight: Tensor, residual: Tensor, z: Tensor
-) -> tuple[Tensor, Tensor] | None:
+def equations(slope: Tensor, weight: Tensor, residual: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient and the curvature matrix of log p(x, z) for one Gauss-Newton step, by one kernel.
 
     Args:
@@ -368,31 +371,28 @@ def equations(
         z: latent points (B, D).
 
     Returns:
-        Jᵀ r - z (B, D) and Jᵀ W J + I (B, D, D); None if the kernel does not apply.
+        Jᵀ r - z (B, D) and Jᵀ W J + I (B, D, D); NotImplemented if the kernel does not apply.
     """
     batch, pixels, latent = slope.shape
     if latent > LARGEST or slope.stride(1) != 1 or not usable(slope, weight, residual, z):
-        return None
+        return NotImplemented
     parts = max(1, min(PARTS, PROGRAMS // batch, pixels // (2 * PIXELS)))
     each = -(-pixels // (parts * PIXELS)) * PIXELS
     parts = -(-pixels // each)
     gradient, precision = z.new_empty(parts, batch, latent), z.new_empty(parts, batch, latent, latent)
-    strides, block, warps = (
-        (slope.stride(0), slope.stride(2)),
-        _power_of_two(latent),
-        2 if latent <= 32 else 4,
-    )
+    strides, block = (slope.stride(0), slope.stride(2)), _power_of_two(latent)
+    many = 2 if latent <= 32 else 4
     z = z.contiguous()
     with torch.cuda.device_of(z):
         _equations[(batch, parts)](
             *(slope, weight, residual.contiguous(), z, gradient, precision, *strides, *weight.stride()),
             *(latent, pixels, parts, each, block, PIXELS),
-            num_warps=warps,
+            num_warps=many,
         )
         if parts == 1:
             return gradient[0], precision[0]
         found = torch.empty_like(z), z.new_empty(batch, latent, latent)
-        _sum_parts[(batch,)](gradient, precision, z, *found, latent, parts, block, num_warps=warps)
+        _sum_parts[(batch,)](gradient, precision, z, *found, latent, parts, block, num_warps=many)
     return found
 
 
@@ -410,9 +410,12 @@ def _on_device(multiples: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(multiples, dtype=torch.float32, device=device)[:, None]
 
 
+@damped_step.register
 @unless_broken
-def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None:
-    """Solve (H + λ I) δ = g for the damped steps δ, (L, B, D); None if the kernel does not apply.
+def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
+    """`damped_step` by one Triton kernel: solve (H + λ I) δ = g for the damped steps δ, (L, B, D).
+
+    The result is NotImplemented if the kernel does not apply.
 
     The method is Gauss-Jordan elimination that keeps the matrix symmetric. For positive definite
     matrices it is about as accurate as a Cholesky factor (Peters and Wilkinson 1975), and it gives the
@@ -425,7 +428,7 @@ def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None
     """
     latent = gradient.shape[-1]
     if latent > LARGEST or gradient.dim() != 3 or not usable(gradient, precision, damping):
-        return None
+        return NotImplemented
     levels, batch, _ = gradient.shape
     inner = (latent, 1), (latent * latent, latent, 1)
     if (gradient.stride()[1:], precision.stride()[1:]) != inner:
@@ -444,29 +447,31 @@ def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None
                 latent,
                 _power_of_two(latent),
             ),
-            num_warps=_warps(latent),
+            num_warps=warps(latent),
         )
     return out
 
 
+@cholesky.register
 @unless_broken
-def factor(matrix: Tensor) -> Tensor | None:
-    """Compute the lower Cholesky factors of matrices (B, D, D) by one Triton kernel, like `cholesky`.
+def factor(matrix: Tensor) -> Tensor:
+    """`cholesky` by one Triton kernel: the lower Cholesky factors of matrices (B, D, D).
 
-    The result is None if the kernel does not apply.
+    The result is NotImplemented if the kernel does not apply.
     """
-    batch, latent, _ = matrix.shape
-    if latent > LARGEST or not usable(matrix):
-        return None
+    batch, latent = matrix.shape[0], matrix.shape[-1]
+    if latent > LARGEST or matrix.dim() != 3 or not usable(matrix):
+        return NotImplemented
     out = matrix.new_empty(matrix.shape)
     with torch.cuda.device_of(out):
         _factor[(batch,)](
-            *(matrix, out, *matrix.stride(), latent, _power_of_two(latent)), num_warps=_warps(latent)
+            *(matrix, out, *matrix.stride(), latent, _power_of_two(latent)), num_warps=warps(latent)
         )
     return out
 
 
-def _warps(latent: int) -> int:
+def warps(latent: int) -> int:
+    """The number of warps of a program that holds a matrix (D, D)."""
     return 1 if latent <= 32 else 4
 
 
@@ -481,7 +486,7 @@ def choose(
     *,
     beyond: float,
     limits: tuple[float, float],
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor]:
     """Select, for each example, the candidate step with the highest log p(x, z), by one Triton kernel.
 
     If no candidate raises the log p(x, z) of an example, its z stays.
@@ -497,11 +502,11 @@ def choose(
         limits: smallest and largest value of the next λ.
 
     Returns:
-        The next z (B, D) and the next λ (B,); None if the kernel does not apply.
+        The next z (B, D) and the next λ (B,); NotImplemented if the kernel does not apply.
     """
     given = (reached, joint, z, step, tried, level)
     if not usable(*given):
-        return None
+        return NotImplemented
     new_z, new_level = torch.empty_like(z), torch.empty_like(level)
     (levels, batch), latent = reached.shape, z.shape[1]
     bd = 1 << math.ceil(math.log2(latent))

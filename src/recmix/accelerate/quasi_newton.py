@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from recmix.accelerate.kernels import _jit, _power_of_two
-from recmix.accelerate.newton import kernels_apply
-from recmix.accelerate.newton_kernels import LARGEST, unless_broken, usable
+from recmix.accelerate.newton_kernels import LARGEST, unless_broken, usable, warps
 from recmix.inference.learned import SHRINK, Iterate, Pair, advance, direction
 from recmix.model.curvature_network import scaled_triangle
 from recmix.posteriors import FullGaussian, LowRankGaussian
@@ -135,20 +134,16 @@ def _advance(
     tl.store(new_length + at, tl.where(rose, 1.0, shrink * tl.load(length + at)))
 
 
+@scaled_triangle.register_for_gpu
 @unless_broken
-def triangle_kernel(out: Tensor, typical: Tensor) -> Tensor | None:
-    """Compute `scaled_triangle`, the matrices L = T diag(exp a) M, (B, D, D), by one Triton kernel.
+def triangle_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
+    """`scaled_triangle`, the matrices L = T diag(exp a) M, (B, D, D), by one Triton kernel.
 
-    The result is None if the kernel does not apply.
-
-    Args:
-        out: outputs of the curvature network, (B, D (D + 1) / 2): first the D numbers a, then the
-            entries of the unit triangular matrix M below its diagonal, row by row.
-        typical: T, (D, D), lower triangular.
+    The result is NotImplemented if the kernel does not apply. `places` is not used.
     """
     latent = len(typical)
     if latent > LARGEST or not usable(out, typical):
-        return None
+        return NotImplemented
     factor = out.new_empty(len(out), latent, latent)
     block = max(16, _power_of_two(latent))  # the smallest matrix that tl.dot takes
     with torch.cuda.device_of(out):
@@ -156,81 +151,46 @@ def triangle_kernel(out: Tensor, typical: Tensor) -> Tensor | None:
     return factor
 
 
+@direction.register_for_gpu
 @unless_broken
-def direction_kernel(factor: Tensor, gradient: Tensor, pairs: Sequence[Pair]) -> Tensor | None:
-    """Compute `direction`, the directions of the next steps, (B, D), by one Triton kernel.
+def direction_kernel(
+    q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: Sequence[Pair]
+) -> Tensor:
+    """`direction`, the directions of the next steps, (B, D), by one Triton kernel.
 
-    The result is None if the kernel does not apply.
-
-    Args:
-        factor: L, (B, D, D), lower triangular. L Lᵀ is about the inverse curvature of -log p(x, z).
-        gradient: gradient of log p(x, z) with respect to z, (B, D).
-        pairs: earlier steps and their changes of the gradient; at most two.
+    The result is NotImplemented if the kernel does not apply. It is for at most two pairs, and for a
+    `FullGaussian`.
     """
+    if not isinstance(q, FullGaussian):
+        return NotImplemented
     batch, latent = gradient.shape
-    given = [part for pair in reversed(pairs) for part in pair]
-    if latent > LARGEST or len(pairs) > 2 or not usable(factor, gradient, *given):
-        return None
+    given = [q.scale_tril, gradient, *(part for pair in reversed(pairs) for part in pair)]
+    if latent > LARGEST or len(pairs) > 2 or not usable(*given):
+        return NotImplemented
     out = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-    known = [t.contiguous() for t in (factor, gradient, *given)]
+    known = [t.contiguous() for t in given]
     known += [gradient] * (8 - len(known))  # not read
     with torch.cuda.device_of(out):
         _direction[(batch,)](
-            *known, out, len(pairs), latent, _power_of_two(latent), num_warps=_warps(latent)
+            *known, out, len(pairs), latent, _power_of_two(latent), num_warps=warps(latent)
         )
     return out
 
 
+@advance.register_for_gpu
 @unless_broken
-def advance_kernel(
-    at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor
-) -> tuple[Iterate, Pair] | None:
-    """Accept the steps that raise log p(x, z) by one Triton kernel, with the arguments of `advance`.
+def advance_kernel(at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor) -> tuple[Iterate, Pair]:
+    """`advance` by one Triton kernel: accept the steps that raise log p(x, z).
 
-    The result is None if the kernel does not apply.
+    The result is NotImplemented if the kernel does not apply.
     """
     batch, latent = step.shape
     given = (*at, step, reached, gradient)
     if latent > LARGEST or not usable(*given):
-        return None
+        return NotImplemented
     new = Iterate(*(torch.empty_like(t, memory_format=torch.contiguous_format) for t in at))
     pair = Pair(torch.empty_like(new.z), torch.empty_like(new.z), step.new_empty(batch, 1))
     constants = (SHRINK, torch.finfo(step.dtype).eps, latent, _power_of_two(latent))
     with torch.cuda.device_of(step):
         _advance[(batch,)](*(t.contiguous() for t in given), *new, *pair, *constants, num_warps=1)
     return new, pair
-
-
-def _warps(latent: int) -> int:
-    return 1 if latent <= 32 else 4
-
-
-@scaled_triangle.register_for_gpu
-def triangle_by_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
-    """GPU version of `scaled_triangle`. Return NotImplemented if the Triton kernel does not apply."""
-    if not kernels_apply(out.device.type, out.dtype):
-        return NotImplemented
-    factor = triangle_kernel(out, typical)
-    return NotImplemented if factor is None else factor
-
-
-@direction.register_for_gpu
-def direction_by_kernel(
-    q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: Sequence[Pair]
-) -> Tensor:
-    """GPU version of `direction`. Return NotImplemented if the Triton kernel does not apply."""
-    if not isinstance(q, FullGaussian) or not kernels_apply(gradient.device.type, gradient.dtype):
-        return NotImplemented
-    found = direction_kernel(q.scale_tril, gradient, pairs)
-    return NotImplemented if found is None else found
-
-
-@advance.register_for_gpu
-def advance_by_kernel(
-    at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor
-) -> tuple[Iterate, Pair]:
-    """GPU version of `advance`. Return NotImplemented if the Triton kernel does not apply."""
-    if not kernels_apply(step.device.type, step.dtype):
-        return NotImplemented
-    found = advance_kernel(at, step, reached, gradient)
-    return NotImplemented if found is None else found

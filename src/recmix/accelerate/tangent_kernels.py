@@ -429,20 +429,24 @@ def pack(layers: list[nn.Module], z: Tensor) -> Packed | None:
 
 
 @unless_broken
-def values(packed: Packed, z: Tensor) -> Tensor | None:
-    """The decoder's output (N, ...) at z (N, D), by Triton kernels; None if the kernels do not apply."""
+def values(packed: Packed, z: Tensor) -> Tensor:
+    """The decoder's output (N, ...) at z (N, D), by Triton kernels.
+
+    The result is NotImplemented if the kernels do not apply.
+    """
     if not usable(z) or _too_many(packed, len(z)):
-        return None
+        return NotImplemented
     with torch.cuda.device_of(z):
         at = deque(_values(packed, z, packed.fuses), maxlen=1).pop()  # keeps only the last in memory
     return at.view(-1, *packed.steps[-1].shape)
 
 
 @unless_broken
-def push(packed: Packed, z: Tensor, chunk: int) -> tuple[Tensor, Tensor] | None:
+def push(packed: Packed, z: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """The decoder's output (B, ...) at z (B, D) and its Jacobian (B, P, D), by Triton kernels.
 
-    P is the number of output values per example. The result is None if the kernels do not apply.
+    P is the number of output values per example. The result is NotImplemented if the kernels do not
+    apply.
 
     Args:
         packed: the decoder, prepared by `pack`.
@@ -451,7 +455,7 @@ def push(packed: Packed, z: Tensor, chunk: int) -> tuple[Tensor, Tensor] | None:
     """
     latent = z.shape[1]
     if not usable(z) or _too_many(packed, len(z) * min(chunk, latent)):
-        return None
+        return NotImplemented
     with torch.cuda.device_of(z):
         at = list(_values(packed, z, False))
         parts = [

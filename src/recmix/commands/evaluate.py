@@ -280,11 +280,13 @@ def _refined(
             raise ConfigError(f"--reuse has no effect on the refinement {kind}: leave it out")
         if restarts is not None and not can_restart:
             raise ConfigError(f"--restarts has no effect on the refinement {kind}: leave it out")
-    if not (steps or model.method.can_restart):
-        restarts = 1  # they have no effect, so they are not part of the score's name
     given = {"restarts": restarts, "reuse": reuse, "checks": checks}
     if how != "auto":
-        return model.refined(steps, how=how, **given)
-    kept = {name: value for name, value in given.items() if value is not None}
-    found = model.using(**kept).refined(steps, how="auto", x=x)  # chosen with these options
-    return found if found.inference.refine or model.method.can_restart else found.using(restarts=1)
+        found = model.refined(steps, how=how, **given)
+    else:
+        kept = {name: value for name, value in given.items() if value is not None}
+        found = model.using(**kept).refined(steps, how="auto", x=x)  # chosen with these options
+    used = REFINEMENT[found.inference.how] if found.inference.refine else ()
+    if model.method.can_restart or "restarts" in used:
+        return found
+    return found.using(restarts=1)  # restarts have no effect, so they are not part of the score's name

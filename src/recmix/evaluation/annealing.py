@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recmix.evaluation.evidence import Evidence, evidence_of
 from recmix.model.latent import LatentModel, standard_normal
+from recmix.objectives import log_mean_exp
 from recmix.posteriors import FullGaussian
 from recmix.posteriors.posterior import randn
 
@@ -36,16 +36,11 @@ class _State(NamedTuple):
     """The current points of S chains for each of B examples, in coordinates u with z = μ + L u.
 
     μ and L are the mean and the covariance factor of the Gaussian q(z) = N(μ, L Lᵀ).
-
-    Attributes:
-        u: the points (S, B, D).
-        log_joint: log of p(x, z) |det L|, the joint density of x and u, (S, B).
-        slope: the gradient of `log_joint` with respect to u, (S, B, D).
     """
 
     u: Tensor  # (S, B, D)
-    log_joint: Tensor  # (S, B), of u: with log det L
-    slope: Tensor  # (S, B, D), its gradient
+    log_joint: Tensor  # (S, B), log of p(x, z) |det L|, the joint density of x and u
+    slope: Tensor  # (S, B, D), the gradient of log_joint with respect to u
 
 
 def annealed(
@@ -57,12 +52,12 @@ def annealed(
     temperatures: int = 30,
     generator: torch.Generator,
     at_once: int,
-) -> Evidence:
-    """Estimate log p(x) of examples x by annealed importance sampling, with standard errors.
+) -> Tensor:
+    """Estimate log p(x) of examples x by annealed importance sampling.
 
     Each chain moves along densities q(z)^(1-β) p(x, z)^β, with β from 0 to 1. A first run of a few
     chains only adapts the step size of each example. The second run, with fixed step sizes, gives the
-    result. The standard error comes from the differences between chains.
+    result.
 
     Args:
         x: examples (B, *shape).
@@ -72,7 +67,7 @@ def annealed(
         at_once: largest number of latent vectors that are decoded at a time.
 
     Returns:
-        The estimates and their standard errors, (B,) each, in nats.
+        The estimates, (B,), in nats.
     """
     largest = max(1, at_once // len(x))  # chains of each example that run at a time
     size = torch.full_like(q.mean[:, 0], FIRST_STEP)
@@ -83,7 +78,7 @@ def annealed(
         now = min(largest, chains - done)
         parts.append(_run_chains(model, x, q, now, temperatures, size, generator, adapt=False)[0])
         done += now
-    return evidence_of(torch.cat(parts))
+    return log_mean_exp(torch.cat(parts))
 
 
 def _run_chains(

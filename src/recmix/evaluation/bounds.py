@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recmix.errors import ConfigError, memory_advice
+from recmix.errors import ConfigError, DataError, memory_advice
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer
 from recmix.model.latent import LatentModel, decode_bytes
 from recmix.posteriors import Posterior
 
-__all__ = ["ADVICE", "MEMORY", "Bounds", "at_once", "bounds", "bounds_of"]
+__all__ = ["ADVICE", "MEMORY", "Bounds", "at_once", "bounds", "bounds_of", "iwae_at_seed"]
 
 MEMORY = 256 * 2**20
 """Default of the largest number of bytes that the decoder's activations have at a time."""
@@ -74,6 +74,15 @@ def bounds(
     return Bounds(*(torch.cat(column) for column in zip(*found, strict=True)))
 
 
+def iwae_at_seed(
+    method: Method, x: Tensor, inference: Inference, samples: int, seed: int, memory: int | None
+) -> Tensor:
+    """The IWAE bound of each example, (B,), in float64 on the CPU, with the sampling noise of a seed."""
+    generator = torch.Generator(x.device).manual_seed(seed)
+    found = bounds(method, x, inference, samples=samples, generator=generator, memory=memory)
+    return found.iwae.double().cpu()
+
+
 def at_once(model: LatentModel, memory: int | None = None) -> int:
     """The largest number of latent vectors z to decode at a time, at least 1.
 
@@ -108,6 +117,8 @@ def bounds_of(
     """
     if not isinstance(samples, int) or samples < 1:
         raise ConfigError(f"samples must be a whole number, at least 1; got {samples!r}")
+    if not len(x):
+        raise DataError("expected a batch of at least one example, got an empty batch")
     chunk = max(1, at_once // len(x))
     total = log_sum = None
     done = 0

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from recmix.errors import ConfigError
-from recmix.evaluation.bounds import at_once, bounds_of
+from recmix.evaluation.bounds import at_once, bounds_of, iwae_at_seed
 from recmix.inference import Inference
 from recmix.inference.improve import LARGEST_SCALE, example_scales
 from recmix.methods.method import Method, infer
@@ -86,42 +87,22 @@ def calibrate(
     used = (inference or Inference()).uncalibrated
     count = at_once(method.model, memory)
     if noise:
-        reached = _reached_with_noise(method, x, used, samples, seed, count)
-        start = reached(0.0)
-        octaves, _ = _line_search(reached, 0.0, start, NOISE_OCTAVE, LARGEST_NOISE)
-        found = _calibrate(method, x, replace(used, noise=2.0**octaves), samples, seed, count)
-        reached = _reached_with_noise(method, x, found.inference, samples, seed, count)
-        octaves, best = _line_search(reached, octaves, reached(octaves), NOISE_OCTAVE, LARGEST_NOISE)
-        chosen = replace(found.inference, noise=2.0**octaves)
+
+        def reached(base: Inference, octaves: float) -> Tensor:
+            changed = replace(base, noise=2.0**octaves)
+            return iwae_at_seed(method, x, changed, samples, seed, memory)
+
+        start = reached(used, 0.0)
+        octaves, _ = _line_search(partial(reached, used), 0.0, start, NOISE_OCTAVE, LARGEST_NOISE)
+        changed = replace(used, noise=2.0**octaves)
+        scaled = _calibrate(method, x, changed, samples, seed, count).inference
+        begin = reached(scaled, octaves)
+        octaves, best = _line_search(
+            partial(reached, scaled), octaves, begin, NOISE_OCTAVE, LARGEST_NOISE
+        )
+        chosen = replace(scaled, noise=2.0**octaves)
         return Calibration(chosen, float(start.mean()), float(best.mean()))
     return _calibrate(method, x, used, samples, seed, count)
-
-
-def _reached_with_noise(
-    method: Method, x: Tensor, inference: Inference, samples: int, seed: int, count: int
-) -> Callable[[float], Tensor]:
-    """Make a function that computes the IWAE bounds of the examples x for a changed likelihood.
-
-    Its argument is a number of octaves: the noise of the likelihood is multiplied by 2 to this power.
-    It returns the bound of each example, (B,).
-
-    Args:
-        inference: refinement and calibration of the posterior.
-        samples: K of the IWAE-K bound.
-        seed: seed of the sampling noise.
-        count: largest number of latent vectors that are decoded at a time.
-    """
-
-    def reached(octaves: float) -> Tensor:
-        used = replace(inference, noise=2.0**octaves)
-        generator = torch.Generator(x.device).manual_seed(seed)
-        split = x.split(max(1, count // used.restarts))
-        parts = [(part, infer(method, part, used)) for part in split]
-        model = used.model(method.model)
-        found = [bounds_of(model, part, q, samples, generator, count).iwae for part, q in parts]
-        return torch.cat(found).double()
-
-    return reached
 
 
 def _calibrate(

@@ -16,7 +16,6 @@ from torch import Tensor
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.evaluation.annealing import annealed
 from recmix.evaluation.bounds import at_once, bounds_of
-from recmix.evaluation.evidence import importance
 from recmix.evaluation.gap import Gap
 from recmix.evaluation.optimum import as_full, maximise_elbo, modes, noise_pairs, starts_of
 from recmix.inference import Inference
@@ -105,9 +104,9 @@ def decompose(
                 bounds_of(model, part, infer(method, part, one), ELBO_SAMPLES, fresh, count).elbo
                 for one in tried
             ]
-        proposal = _proposal(full, every_mode)
-        evidence = importance(model, part, proposal, samples=samples, generator=generator, at_once=count)
-        checked = evidence.log[:0]
+            proposal = _proposal(full, every_mode)
+            evidence = bounds_of(model, part, proposal, samples, generator, count).iwae
+        checked = evidence[:0]
         if here.any():
             checked = annealed(
                 model,
@@ -115,8 +114,8 @@ def decompose(
                 FullGaussian(full.mean[here], full.scale_tril[here]),
                 generator=generator,
                 at_once=count,
-            ).log
-        found.append((*elbos, evidence.log, checked))
+            )
+        found.append((*elbos, evidence, checked))
         report(min(start + rows, len(x)))
     elbo, diagonal_elbo, full_elbo, *refined, log_evidence, path = (
         torch.cat(column).cpu() for column in zip(*found, strict=True)
@@ -140,7 +139,7 @@ def decompose(
         refined={one.how: values for one, values in zip(tried, refined, strict=True)},
         used=(
             *(["refinement"] if inference.refine else []),
-            *(["residual corrections"] if getattr(method, "name", "") == "residual" else []),
+            *(["residual corrections"] if method.feed_forward else []),
         ),
     )
 

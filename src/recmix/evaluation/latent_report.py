@@ -15,6 +15,7 @@ from torch import Tensor
 from recmix.data import Examples
 from recmix.errors import ConfigError
 from recmix.evaluation.bounds import at_once
+from recmix.evaluation.score import batch_of, mean_with_error
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer
 from recmix.model.latent import LatentModel
@@ -136,7 +137,7 @@ def latent_report(
     found: list[_Parts] = []
     tokens = 0
     for start in range(0, len(examples), AT_ONCE):
-        batch = _batch(examples, slice(start, start + AT_ONCE), centre)
+        batch = batch_of(examples, slice(start, start + AT_ONCE), centre)
         tokens += int((batch >= 0).sum())
         for x in batch.split(each):
             found.append(_parts_of(model, x, infer(method, x, used), samples, generator, count))
@@ -147,24 +148,24 @@ def latent_report(
     posteriors = [
         infer(method, x, used)
         for start in range(0, size, AT_ONCE)
-        for x in _batch(examples, rows[start : start + AT_ONCE], centre).split(each)
+        for x in batch_of(examples, rows[start : start + AT_ONCE], centre).split(each)
     ]
     information, marginal = _information(model, posteriors, generator)
     has_tokens = model.likelihood.values == "classes" and model.fields is None
     return LatentReport(
         examples=len(examples),
         samples=samples,
-        **_mean("nll", -iwae),
-        **_mean("elbo", reconstruction - kl),
-        **_mean("reconstruction", reconstruction),
-        **_mean("kl", kl),
+        **mean_with_error("nll", -iwae),
+        **mean_with_error("elbo", reconstruction - kl),
+        **mean_with_error("reconstruction", reconstruction),
+        **mean_with_error("kl", kl),
         mutual_information=information,
         marginal_kl=marginal,
         aggregated=size,
         active_units=int((mean.var(0) > ACTIVE).sum()),
         latent=model.latent,
         tokens=tokens if has_tokens else None,
-        perplexity=math.exp(-float(iwae.sum()) / tokens) if has_tokens and tokens else None,
+        perplexity=float((-iwae.sum() / tokens).exp()) if has_tokens and tokens else None,
     )
 
 
@@ -191,19 +192,12 @@ def aggregated_log_prob(posteriors: list[Posterior], z: Tensor) -> Tensor:
 
 
 class _Parts(NamedTuple):
-    """The IWAE bound, the parts of the ELBO and the posterior mean of each example; bounds in nats.
-
-    Attributes:
-        iwae: the IWAE bound, (B,).
-        reconstruction: E_q[log p(x | z)], (B,).
-        kl: KL(q(z | x) || p(z)), (B,).
-        mean: the posterior mean, (B, D).
-    """
+    """The IWAE bound, the parts of the ELBO and the posterior mean of each example; bounds in nats."""
 
     iwae: Tensor  # (B,)
-    reconstruction: Tensor  # (B,)
-    kl: Tensor  # (B,)
-    mean: Tensor  # (B, D)
+    reconstruction: Tensor  # (B,) E_q[log p(x | z)]
+    kl: Tensor  # (B,) KL(q(z | x) || p(z))
+    mean: Tensor  # (B, D) mean of q(z | x)
 
 
 def _parts_of(
@@ -241,11 +235,3 @@ def _information(
     marginal = aggregated_log_prob(posteriors, z)
     information = (log_q - marginal).double().mean()
     return float(information), float((marginal - model.prior.log_prob(z)).double().mean())
-
-
-def _batch(examples: Examples | Tensor, index: Any, like: Tensor) -> Tensor:
-    return torch.as_tensor(examples[index]).to(like.device, like.dtype)
-
-
-def _mean(name: str, values: Tensor) -> dict[str, float]:
-    return {name: float(values.mean()), f"{name}_se": float(values.std()) / math.sqrt(len(values))}

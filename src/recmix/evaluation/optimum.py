@@ -116,7 +116,7 @@ def maximise_elbo(
     pairs, like = noise_pairs(model.latent), model.centre
     fixed = torch.cat([balanced_noise(pairs, model.latent, like, generator) for _ in range(2)])
     tried = [_diagonal_of(q) if diagonal else q for q in begin]
-    elbos = torch.stack([_elbo(model, x, q.mean, q.scale_tril, fixed, at_once) for q in tried])
+    elbos = torch.stack([_elbo(model, x, q, fixed, at_once) for q in tried])
     best_elbo, which = elbos.nan_to_num(-torch.inf).max(0)
     mean = _chosen(torch.stack([q.mean for q in tried]), which)
     factor = _chosen(torch.stack([q.scale_tril for q in tried]), which)
@@ -128,10 +128,10 @@ def maximise_elbo(
     free = [shift, stretch] if diagonal else [shift, stretch, shear]
     optimizer = torch.optim.Adam(free, lr=RATE, betas=(0.9, 0.99))
 
-    def current() -> tuple[Tensor, Tensor]:
+    def current() -> FullGaussian:
         turn = torch.diag_embed(stretch.exp())
         turn = turn if diagonal else turn + shear.tril(-1)
-        return mean + (axes @ shift[..., None]).squeeze(-1), factor @ turn
+        return FullGaussian(mean + (axes @ shift[..., None]).squeeze(-1), factor @ turn)
 
     steps = DIAGONAL_STEPS if diagonal else FULL_STEPS
     for step in range(1, steps + 1):
@@ -140,21 +140,20 @@ def maximise_elbo(
         noise = balanced_noise(pairs, model.latent, like, generator)
         with torch.enable_grad():
             for part in noise.split(max(1, at_once // len(x))):
-                value = _expected_joint(model, x, *current(), part).sum() * (len(part) / len(noise))
+                value = _elbo_at(model, x, current(), part).sum() * (len(part) / len(noise))
                 (-value).backward(inputs=free)
-            (-_entropy(current()[1]).sum()).backward(inputs=free[1:])
         for leaf in free:
             assert leaf.grad is not None
             leaf.grad.nan_to_num_(0.0, 0.0, 0.0)
         optimizer.step()
         if step % CHECK_EVERY == 0:
             with torch.no_grad():
-                now_mean, now_factor = current()
-                now = _elbo(model, x, now_mean, now_factor, fixed, at_once)
+                q = current()
+                now = _elbo(model, x, q, fixed, at_once)
                 higher = now > best_elbo  # false where it is not a number
                 best_elbo = torch.where(higher, now, best_elbo)
-                best_mean = torch.where(higher[:, None], now_mean, best_mean)
-                best_factor = torch.where(higher[:, None, None], now_factor, best_factor)
+                best_mean = torch.where(higher[:, None], q.mean, best_mean)
+                best_factor = torch.where(higher[:, None, None], q.scale_tril, best_factor)
     return FullGaussian(best_mean, best_factor)
 
 
@@ -194,35 +193,25 @@ def _diagonal_of(q: FullGaussian) -> FullGaussian:
 
     A conditional variance is the variance of one dimension of z, given all other dimensions.
     """
-    identity = torch.eye(q.mean.shape[-1], dtype=q.mean.dtype, device=q.mean.device)
-    inverse: Tensor = torch.linalg.solve_triangular(
-        q.scale_tril, identity.expand_as(q.scale_tril), upper=False
-    )
-    return FullGaussian(q.mean, torch.diag_embed(inverse.square().sum(-2).rsqrt()))
+    return FullGaussian(q.mean, torch.diag_embed(q.precision_factor.square().sum(-2).rsqrt()))
 
 
-def _expected_joint(
-    model: LatentModel, x: Tensor, mean: Tensor, factor: Tensor, noise: Tensor
-) -> Tensor:
-    """The mean of log p(x, μ + L ε) over noise vectors ε (S, D), (B,). L is `factor`, (B, D, D)."""
-    z = mean + torch.einsum("bij,sj->sbi", factor, noise)
-    return model.log_joint(x, z).mean(0)
+def _elbo_at(model: LatentModel, x: Tensor, q: FullGaussian, noise: Tensor) -> Tensor:
+    """An estimate of the ELBO of q for each example, (B,), from noise vectors (S, D).
 
-
-def _entropy(factor: Tensor) -> Tensor:
-    """The entropy of the Gaussians N(μ, L Lᵀ), (B,), for covariance factors L (B, D, D)."""
-    log_scale = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return log_scale + 0.5 * factor.shape[-1] * (1 + math.log(2 * math.pi))
+    The entropy of q is exact if the noise is balanced, see `balanced_noise`.
+    """
+    z, log_q = q.from_noise(noise[:, None])
+    return (model.log_joint(x, z) - log_q).mean(0)
 
 
 @torch.no_grad()
-def _elbo(
-    model: LatentModel, x: Tensor, mean: Tensor, factor: Tensor, noise: Tensor, at_once: int
-) -> Tensor:
-    total = torch.zeros_like(mean[:, 0])
+def _elbo(model: LatentModel, x: Tensor, q: FullGaussian, noise: Tensor, at_once: int) -> Tensor:
+    """`_elbo_at`, with at most `at_once` latent vectors decoded at a time."""
+    total = torch.zeros_like(q.mean[:, 0])
     for part in noise.split(max(1, at_once // len(x))):
-        total = total + _expected_joint(model, x, mean, factor, part) * (len(part) / len(noise))
-    return total + _entropy(factor)
+        total = total + _elbo_at(model, x, q, part) * (len(part) / len(noise))
+    return total
 
 
 def _chosen(values: Tensor, which: Tensor) -> Tensor:

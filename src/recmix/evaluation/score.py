@@ -16,7 +16,7 @@ from recmix.evaluation.timing import posterior_milliseconds
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer
 
-__all__ = ["TIMED_BATCH", "device_name", "score"]
+__all__ = ["TIMED_BATCH", "batch_of", "device_name", "mean_with_error", "score"]
 
 AT_ONCE = 500
 TIMED_BATCH = 128
@@ -60,7 +60,7 @@ def score(
     count = at_once(method.model, memory)
     elbo, iwae, weights, before = [], [], [], []
     for start in range(0, len(examples), AT_ONCE):
-        batch = _batch(examples, slice(start, start + AT_ONCE), centre)
+        batch = batch_of(examples, slice(start, start + AT_ONCE), centre)
         for x in batch.split(max(1, count // used.restarts)):
             q = infer(method, x, used)
             found = bounds_of(used.model(method.model), x, q, samples, generator, count)
@@ -72,15 +72,15 @@ def score(
                 q, model = infer(method, x, against), against.model(method.model)
                 before.append(bounds_of(model, x, q, samples, other, count))
         report(min(start + AT_ONCE, len(examples)))
-    timed = _batch(examples, slice(0, TIMED_BATCH), centre)
+    timed = batch_of(examples, slice(0, TIMED_BATCH), centre)
     return {
         "images": len(examples),
         "samples": samples,
         "seed": seed,
         "inference": used.to_json(),
         **kind_of_inference(method, used),
-        **_mean("elbo", torch.cat(elbo)),
-        **_mean("iwae", torch.cat(iwae)),
+        **mean_with_error("elbo", torch.cat(elbo)),
+        **mean_with_error("iwae", torch.cat(iwae)),
         **_gains(torch.cat(elbo), torch.cat(iwae), before),
         "weights": torch.cat(weights).double().mean(0).tolist(),
         "milliseconds": posterior_milliseconds(method, timed, used),
@@ -97,7 +97,7 @@ def _gains(elbo: Tensor, iwae: Tensor, before: list[Bounds]) -> dict[str, float]
     if not before:
         return {}
     old_elbo, old_iwae = (torch.cat(column) for column in zip(*before, strict=True))
-    return _mean("elbo_gain", elbo - old_elbo) | _mean("iwae_gain", iwae - old_iwae)
+    return mean_with_error("elbo_gain", elbo - old_elbo) | mean_with_error("iwae_gain", iwae - old_iwae)
 
 
 def kind_of_inference(method: Method, inference: Inference) -> dict[str, Any]:
@@ -117,11 +117,12 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _batch(examples: Examples, index: slice, like: Tensor) -> Tensor:
-    return torch.from_numpy(examples[index]).to(like.device, like.dtype)
+def batch_of(examples: Examples | Tensor, index: Any, like: Tensor) -> Tensor:
+    """The examples with these indices as a tensor, with the device and dtype of `like`."""
+    return torch.as_tensor(examples[index]).to(like.device, like.dtype)
 
 
-def _mean(name: str, values: Tensor) -> dict[str, float]:
+def mean_with_error(name: str, values: Tensor) -> dict[str, float]:
     """The mean of `values` and its standard error, as {name: mean, name_se: error}."""
     values = values.double()
     error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recmix.errors import ConfigError, shown
-from recmix.evaluation.bounds import at_once, bounds
+from recmix.evaluation.bounds import at_once, iwae_at_seed
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer_no_grad
 from recmix.model.curvature_network import FULL_UP_TO
@@ -212,14 +212,14 @@ def tune(
     batch = x[: min(BATCH, at_once(method.model, memory))]
     times = _milliseconds(method, batch, wanted, budget=budget, limit=milliseconds, report=report)
     limit = milliseconds if milliseconds is not None else (budget or 1.0) * times[0]
-    start = _iwae(method, x, plain, samples, seed, memory)
+    start = iwae_at_seed(method, x, plain, samples, seed, memory)
     encoder = Trial(plain, times[0], float(start.mean()), 0.0, start)
     trials = [encoder]
     for inference, taken in zip(wanted[1:], times[1:], strict=True):
         report(len(wanted) + len(trials), 2 * len(wanted))
         trial = Trial(inference, taken)
         if taken <= TOO_SLOW * limit:
-            found = _iwae(method, x, inference, samples, seed, memory)
+            found = iwae_at_seed(method, x, inference, samples, seed, memory)
             error = _standard_error(found - start)
             trial = replace(trial, bound=float(found.mean()), standard_error=error, examples=found)
         trials.append(trial)
@@ -250,11 +250,11 @@ def best_refinement(
         base: inference settings whose other options, such as the calibration, all refinements use.
     """
     best = _without(base or Inference())
-    bound = _iwae(method, x, best, samples, seed, memory)
     if not steps:
         return best
+    bound = iwae_at_seed(method, x, best, samples, seed, memory)
     for inference in candidates(method, [steps], best)[1:]:
-        found = _iwae(method, x, inference, samples, seed, memory)
+        found = iwae_at_seed(method, x, inference, samples, seed, memory)
         if _clearly_above(found, bound):
             best, bound = inference, found
     return best
@@ -350,15 +350,6 @@ def _clearly_above(one: Tensor | None, two: Tensor | None) -> bool:
 def _standard_error(gain: Tensor) -> float:
     """The standard error of the mean of `gain` (B,)."""
     return float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
-
-
-def _iwae(
-    method: Method, x: Tensor, inference: Inference, samples: int, seed: int, memory: int | None
-) -> Tensor:
-    """The IWAE bound of each example, (B,), with K = `samples`, on the CPU in float64."""
-    generator = torch.Generator(x.device).manual_seed(seed)
-    found = bounds(method, x, inference, samples=samples, generator=generator, memory=memory)
-    return found.iwae.double().cpu()
 
 
 def _milliseconds(

@@ -34,10 +34,10 @@ from recmix.model.likelihoods.likelihood import FISHER_SAMPLES, Likelihood
 from recmix.model.priors import LEAST_CURVATURE
 from recmix.posteriors import Gaussian
 
-__all__ = ["choose_push", "conjugate", "curvature_product"]
+__all__ = ["Curvature", "choose_push", "conjugate"]
 
 VALUES = 2**23
-"""Largest number of decoder output values (examples x outputs) in one pass, by default."""
+"""Largest number of decoder output values (examples x outputs) in one pass."""
 LENGTHS = (1.0, 0.5, 0.2, 0.05)
 """Candidate lengths of a step, as multiples of δ."""
 DAMPINGS = (1e-2, 1e6)
@@ -52,13 +52,7 @@ Push = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def conjugate(
-    model: LatentModel,
-    x: Tensor,
-    start: Tensor,
-    *,
-    steps: int,
-    iterations: int = 10,
-    chunk: int | None = None,
+    model: LatentModel, x: Tensor, start: Tensor, *, steps: int, iterations: int = 10
 ) -> Gaussian:
     """The diagonal Gaussian N(z*, 1 / diag(H)), where z* is reached by Gauss-Newton steps.
 
@@ -78,8 +72,6 @@ def conjugate(
         steps: number of Gauss-Newton steps; 0 gives the variances at `start`.
         iterations: number of conjugate gradient iterations for each step. Each needs one product of H
             and a vector. D iterations solve the equations exactly, up to rounding.
-        chunk: number of examples in one pass. By default, as many as give about 8 million decoder output
-            values.
 
     >>> from recmix.model.likelihoods import Gaussian as Noise
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
@@ -89,11 +81,11 @@ def conjugate(
     >>> bool((model.log_joint(x, q.mean[None]) > model.log_joint(x, start[None])).all())
     True
     """
-    for name, value, least in (("steps", steps, 0), ("iterations", iterations, 1), ("chunk", chunk, 1)):
-        if value is not None and value < least:
+    for name, value, least in (("steps", steps, 0), ("iterations", iterations, 1)):
+        if value < least:
             raise ConfigError(f"{name}={value}: expected a whole number of at least {least}")
     check_decoder_has_jacobian(model)
-    size = chunk or _examples_per_pass(model)
+    size = _examples_per_pass(model)
     # Other attention kernels have no forward mode and no second derivative.
     with torch.inference_mode(False), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         parts = [
@@ -135,7 +127,7 @@ def _one_pass(
         less = torch.where(level > low, 0.1 * level, torch.zeros_like(level))
         more = torch.where(length > 0, 10 * level, 100 * level).clamp(10 * low, high)
         level = torch.where(length == LENGTHS[0], less, more)
-    return z, -_Curvature(joint, z, push).diagonal().log()
+    return z, -Curvature(joint, z, push).diagonal().log()
 
 
 def _direction(
@@ -149,8 +141,12 @@ def _direction(
         push: computes Jacobian-vector products of the decoder.
         level: decides the damping λ, see `_solve`, (B, 1).
     """
-    here = _Curvature(joint, z, push)
-    return _solve(here.multiply, here.gradient, level, iterations), here.log_joint
+    here = Curvature(joint, z, push)
+    with torch.enable_grad():
+        value = joint.model.log_density(joint.observed, here.decoded[None]).squeeze(0)
+        value = value + joint.model.prior.log_prob(here.at)
+        (gradient,) = torch.autograd.grad(value.sum(), here.at, retain_graph=True)
+    return _solve(here.multiply, gradient, level, iterations), value.detach()
 
 
 def _best_length(joint: LogJoint, z: Tensor, step: Tensor, before: Tensor) -> Tensor:
@@ -204,8 +200,8 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(positive, a, torch.zeros_like(a)) / torch.where(positive, b, torch.ones_like(b))
 
 
-class _Curvature:
-    """The value and gradient of log p(x, z) at z, and products with its Gauss-Newton curvature H.
+class Curvature:
+    """Products of the Gauss-Newton curvature H of -log p(x, z) at z with vectors. H is never formed.
 
     Args:
         joint: log p(x, z) of the examples.
@@ -219,17 +215,13 @@ class _Curvature:
         with torch.enable_grad():
             self.at = z.detach().requires_grad_()
             self.decoded: Tensor = model.decoder(self.at)  # with a graph, for Jᵀ
-            value = model.log_density(self.observed, self.decoded[None]).squeeze(0)
-            value = value + model.prior.log_prob(self.at)
-            (gradient,) = torch.autograd.grad(value.sum(), self.at, retain_graph=True)
-        self.log_joint, self.gradient = value.detach(), gradient
         self.weights: Tensor | None = None  # the diagonal of W, computed once if W has no other entries
         if _is_diagonal(model.likelihood):
             self.weights = model.likelihood.precision(self.observed, self.decoded.detach()).detach()
         self.prior = _prior_curvature(model, z)
 
     def multiply(self, v: Tensor) -> Tensor:
-        """The product H v for vectors v (B, D), (B, D)."""
+        """The product H v for vectors v (B, D), (B, D). It carries no gradient."""
         return self.multiply_likelihood(v) + _times(self.prior, v)
 
     def multiply_likelihood(self, v: Tensor) -> Tensor:
@@ -331,40 +323,9 @@ def _by_forward_mode(decoder: nn.Module, z: Tensor, v: Tensor) -> Tensor:
 
 
 def _by_reverse_mode(decoder: nn.Module, z: Tensor, v: Tensor) -> Tensor:
-    """The Jacobian-vector product J v, (B, *output), by reverse-mode differentiation.
-
-    Jᵀ u is linear in u. Its derivative with respect to u, applied to v, is J v.
-    """
-    with torch.enable_grad():
-        at = z.detach().requires_grad_()
-        decoded: Tensor = decoder(at)
-        u = torch.zeros_like(decoded).requires_grad_()
-        (pulled,) = torch.autograd.grad(decoded, at, u, create_graph=True)
-        (pushed,) = torch.autograd.grad(pulled, u, v)
-    return pushed.detach()
-
-
-def curvature_product(model: LatentModel, x: Tensor, z: Tensor, v: Tensor, push: Push) -> Tensor:
-    """The product H v, (B, D), of the Gauss-Newton curvature H of -log p(x, z) and vectors v.
-
-    H itself is never formed. The result carries no gradient.
-
-    Args:
-        model: the model p(x, z).
-        x: examples (B, *shape).
-        z: latent points (B, D).
-        v: vectors (B, D).
-        push: the function (decoder, z, v) -> J v from `choose_push`, where J is the decoder's Jacobian.
-    """
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        with torch.enable_grad():
-            at = z.detach().requires_grad_()
-            decoded: Tensor = model.decoder(at)
-        here = decoded.detach()
-        column = push(model.decoder, z, v).flatten(1)[..., None]
-        weighted = model.likelihood.fisher(model.observed(x), here, column).reshape(here.shape)
-        (pulled,) = torch.autograd.grad(decoded, at, weighted.detach())
-        return pulled + _times(_prior_curvature(model, z), v)
+    """The Jacobian-vector product J v, (B, *output), by reverse-mode differentiation."""
+    pushed: Tensor = torch.autograd.functional.jvp(decoder, z, v)[1]
+    return pushed
 
 
 def choose_push(decoder: nn.Module, z: Tensor) -> Push:

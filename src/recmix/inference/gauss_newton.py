@@ -45,7 +45,6 @@ __all__ = [
     "damped_step",
     "decoder_jacobian",
     "is_traceable",
-    "jacobian",
     "jacobian_needs_autograd",
     "make_log_joint",
     "normal_equations",
@@ -54,7 +53,7 @@ __all__ = [
 ]
 
 TANGENT_VALUES = 2**23
-"""Most decoder output values (examples x pixels x tangents) in one chunk of tangents, by default."""
+"""Most decoder output values (examples x pixels x tangents) in one chunk of tangents."""
 DAMPING = 1.0
 """Damping λ of the first step. For comparison, the precision of the prior N(0, I) is 1."""
 DAMPINGS = (0.0, 1.0, 10.0, 100.0, 1000.0)
@@ -74,29 +73,6 @@ class NormalEquations(NamedTuple):
     log_joint: Tensor  # (B,) log p(x, z)
     gradient: Tensor  # (B, D) g = Jᵀ r + ∇ log p(z)
     precision: Tensor  # (B, D, D) H = Jᵀ W J - ∇² log p(z)
-
-
-def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tuple[Tensor, Tensor]:
-    """The decoder's output (B, *output) and its Jacobian J (B, P, D) at latent points z (B, D).
-
-    P is the number of output values for one example. Both results carry gradients to the decoder's
-    parameters and to z where gradients are enabled.
-
-    Args:
-        model: the model whose decoder is used.
-        z: latent points (B, D).
-        chunk: number of columns of J that are computed in one pass; by default it limits the memory.
-
-    >>> from recmix.model.likelihoods import Gaussian
-    >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
-    >>> model = LatentModel(decoder, Gaussian(), latent=2, shape=(1, 8, 8))
-    >>> decoded, slope = jacobian(model, torch.zeros(3, 2))
-    >>> torch.equal(slope[0], decoder[0].weight)
-    True
-    """
-    if chunk is not None and chunk < 1:
-        raise ConfigError(f"chunk is the number of tangents per pass, at least 1; got {chunk}")
-    return decoder_jacobian(model.decoder, z, chunk or tangent_chunk(model, z))
 
 
 def tangent_chunk(model: LatentModel, z: Tensor) -> int:
@@ -168,20 +144,13 @@ def is_traceable() -> bool:
 def _by_reverse_mode(decoder: nn.Module, z: Tensor) -> tuple[Tensor, Tensor]:
     """The result of `decoder_jacobian` without gradients, by reverse-mode differentiation only.
 
-    The product Jᵀ u is linear in u, so its derivative with respect to u, applied to a unit vector t, is
-    the column J t of the Jacobian. The batch is repeated once for each of the D columns.
+    The batch is repeated once for each of the D columns of the Jacobian.
     """
     batch, latent = z.shape
     unit = torch.eye(latent, dtype=z.dtype, device=z.device)
     tangents = unit[:, None].expand(latent, batch, latent).reshape(latent * batch, latent)
-    with torch.enable_grad():
-        wide = z.detach().repeat(latent, 1).requires_grad_()
-        decoded: Tensor = decoder(wide)
-        u = torch.zeros_like(decoded).requires_grad_()
-        (pulled,) = torch.autograd.grad(decoded, wide, u, create_graph=True)
-        (pushed,) = torch.autograd.grad(pulled, u, tangents)
-    columns = pushed.detach().reshape(latent, batch, -1)
-    return decoded.detach()[:batch], columns.permute(1, 2, 0)
+    decoded, pushed = torch.autograd.functional.jvp(decoder, z.repeat(latent, 1), tangents)
+    return decoded[:batch], pushed.reshape(latent, batch, -1).permute(1, 2, 0)
 
 
 class LogJoint:
@@ -191,15 +160,11 @@ class LogJoint:
         model: the model p(x, z).
         x: examples (B, *shape).
         dtype: data type of z.
-        chunk: number of columns of the decoder's Jacobian per pass, see `jacobian`.
     """
 
-    def __init__(
-        self, model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
-    ) -> None:
+    def __init__(self, model: LatentModel, x: Tensor, dtype: torch.dtype) -> None:
         self.model = model
         self.observed = model.observed(x.to(dtype))
-        self.chunk = chunk
 
     def log_joint(self, z: Tensor) -> Tensor:
         """log p(x, z), (T, B), of T latent points for each of the B examples: z (T, B, D)."""
@@ -216,7 +181,7 @@ class LogJoint:
 
         P is the number of output values for one example.
         """
-        return jacobian(self.model, z, chunk=self.chunk)
+        return decoder_jacobian(self.model.decoder, z, tangent_chunk(self.model, z))
 
     def assemble(self, z: Tensor, decoded: Tensor, slope: Tensor) -> NormalEquations:
         """The value, gradient and curvature of log p(x, z), from the decoder's output and Jacobian.
@@ -284,9 +249,7 @@ class LogJoint:
 
 
 @replaceable
-def make_log_joint(
-    model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
-) -> LogJoint:
+def make_log_joint(model: LatentModel, x: Tensor, dtype: torch.dtype) -> LogJoint:
     """Make the `LogJoint` of one batch: log p(x, z) as a function of z.
 
     `recmix.accelerate` may return a faster subclass.
@@ -295,23 +258,19 @@ def make_log_joint(
         model: the model p(x, z).
         x: examples (B, *shape).
         dtype: data type of z.
-        chunk: number of columns of the decoder's Jacobian per pass, see `jacobian`.
     """
-    return LogJoint(model, x, dtype, chunk)
+    return LogJoint(model, x, dtype)
 
 
-def normal_equations(
-    model: LatentModel, x: Tensor, z: Tensor, *, chunk: int | None = None
-) -> NormalEquations:
+def normal_equations(model: LatentModel, x: Tensor, z: Tensor) -> NormalEquations:
     """The value, gradient and Gauss-Newton curvature of log p(x, z) at z.
 
     Args:
         model: the model p(x, z).
         x: examples (B, *shape).
         z: latent points (B, D).
-        chunk: number of columns of the decoder's Jacobian per pass, see `jacobian`.
     """
-    return make_log_joint(model, x, z.dtype, chunk).equations(z)
+    return make_log_joint(model, x, z.dtype).equations(z)
 
 
 @replaceable
@@ -339,7 +298,6 @@ def ascend(
     *,
     steps: int,
     damping: float = DAMPING,
-    chunk: int | None = None,
     reuse: int = 0,
 ) -> tuple[Tensor, NormalEquations]:
     """Make damped Gauss-Newton steps that increase log p(x, z), starting at `start`.
@@ -359,7 +317,6 @@ def ascend(
         start: first latent points (B, D).
         steps: number of Gauss-Newton steps.
         damping: the first λ. For comparison, the precision of the prior N(0, I) is 1.
-        chunk: number of columns of the decoder's Jacobian per pass, see `jacobian`.
         reuse: number of further steps after each Gauss-Newton step, with a new gradient and the same
             curvature.
 
@@ -369,7 +326,7 @@ def ascend(
     z = start.detach().contiguous()
     level = torch.full_like(z[:, 0], damping)  # λ, (B,)
     with torch.no_grad():
-        joint = make_log_joint(model, x, z.dtype, chunk)
+        joint = make_log_joint(model, x, z.dtype)
         for _ in range(steps):
             here = joint.equations(z)
             tried = joint.dampings(level)  # (T, B)

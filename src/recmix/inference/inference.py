@@ -136,12 +136,14 @@ class Inference(Options):
 
         The text is empty if the settings do not change the posterior.
         Options without effect are left out, so two objects with the same effect have the same key.
+        More than one restart is always named, because residual corrections use restarts.
         """
         shown: list[str] = []
+        used = REFINEMENT[self.how] if self.refine else ()
         if self.refine:
-            used = [name for name in REFINEMENT[self.how] if name != "checks" or self.checks]
-            shown += [self.how, *(f"{name}={getattr(self, name)}" for name in used)]
-        elif self.restarts > 1:
+            named = [name for name in used if name != "checks" or self.checks]
+            shown += [self.how, *(f"{name}={getattr(self, name)}" for name in named)]
+        if self.restarts > 1 and "restarts" not in used:
             shown.append(f"restarts={self.restarts}")
         if self.calibrated:
             shown += [f"{name}={getattr(self, name)!r}" for name in CALIBRATION]

@@ -134,25 +134,28 @@ def _ascend(model: LatentModel, joint: LogJoint, start: Tensor, steps: int) -> t
     for k in range(steps):
         towards = direction(gaussian_at(model, at.z), at.gradient, pairs[-MEMORY:])
         if not k:  # the start may be far away, where the curvature says little about the right length
-            at = at._replace(length=_first_length(joint, at.z, towards))
-        step = at.length[:, None] * towards
-        if k == steps - 1:  # the last point needs no gradient
-            reached, there = joint.log_joint((at.z + step)[None]).squeeze(0), at.gradient
-        else:
+            length, reached = _first_length(joint, at.z, towards)
+            at = at._replace(length=length)
+        step, there = at.length[:, None] * towards, at.gradient
+        if k < steps - 1:
             reached, there = joint.gradient(at.z + step)
+        elif k:  # the last point needs no gradient; `_first_length` gives the value of a single step
+            reached = joint.log_joint((at.z + step)[None]).squeeze(0)
         at, pair = advance(at, step, reached, there)
         pairs.append(pair)
     return at.z, at.value
 
 
-def _first_length(joint: LogJoint, z: Tensor, towards: Tensor) -> Tensor:
+def _first_length(joint: LogJoint, z: Tensor, towards: Tensor) -> tuple[Tensor, Tensor]:
     """The length of the first step from z along the direction `towards` (B, D), for each example, (B,).
 
-    It is the one of `FIRST_LENGTHS` that reaches the higher log p(x, z).
+    It is the one of `FIRST_LENGTHS` that reaches the higher log p(x, z). The second result is this
+    log p(x, z), (B,).
     """
     short, full = FIRST_LENGTHS
     reached = joint.log_joint(torch.stack([z + short * towards, z + full * towards]))  # (2, B)
-    return torch.where(reached[1] > reached[0], full, short).to(z.dtype)
+    further = reached[1] > reached[0]
+    return torch.where(further, full, short).to(z.dtype), torch.where(further, reached[1], reached[0])
 
 
 @replaceable

@@ -81,71 +81,58 @@ def variational(
         joint = make_log_joint(model, x, start.mean.dtype)
         mean, precision = start.mean, _precision(start)
         for step in range(steps):
-            problem = _Problem(joint, noise[:, step].flatten(0, 1))
+            own = noise[:, step].flatten(0, 1)  # (S, 1, D)
             lengths = [length / max(1, step + 2 - FULL) for length in LENGTHS]
-            state = problem.state(mean, precision)
-            points = problem.points(mean, precision)  # (S, B, D)
-            at = wide.equations(points.flatten(0, 1))
-            gradient = at.gradient.unflatten(0, points.shape[:2]).mean(0)
-            curvature = at.precision.unflatten(0, points.shape[:2]).mean(0)
-            state = problem.best_step(state, gradient, curvature, lengths)
+            z, log_q = FullGaussian.from_precision(mean, precision).from_noise(own)  # (S, B, D)
+            at = wide.equations(z.flatten(0, 1))
+            log_joint, gradient, curvature = (part.unflatten(0, z.shape[:2]) for part in at)
+            state = _State(mean, precision, (log_joint - log_q).mean(0))
+            state = _best_step(joint, own, state, gradient.mean(0), curvature.mean(0), lengths)
             for _ in range(reuse):
-                points = problem.points(state.mean, state.precision)
-                _, slopes = wide.gradient(points.flatten(0, 1))
-                gradient = slopes.unflatten(0, points.shape[:2]).mean(0)
-                state = problem.best_step(state, gradient, state.precision, lengths[:2])
+                z, _ = FullGaussian.from_precision(state.mean, state.precision).from_noise(own)
+                _, gradient = wide.gradient(z.flatten(0, 1))
+                gradient = gradient.unflatten(0, z.shape[:2]).mean(0)
+                state = _best_step(joint, own, state, gradient, state.precision, lengths[:2])
             mean, precision, _ = state
     return FullGaussian.from_precision(mean, precision)
 
 
-class _Problem:
-    """Estimates of the ELBO of Gaussian posteriors for one batch, all from the same noise vectors.
+def _best_step(
+    joint: LogJoint,
+    noise: Tensor,
+    state: _State,
+    gradient: Tensor,
+    curvature: Tensor,
+    lengths: Sequence[float],
+) -> _State:
+    """Try steps of several lengths, and return for each example the Gaussian with the highest ELBO.
+
+    An example keeps its Gaussian in `state` if no length raises its ELBO.
 
     Args:
         joint: log p(x, z) of the examples.
-        noise: S noise vectors ε, (S, 1, D), from `common_noise`.
+        noise: the S noise vectors for all estimates of the ELBO, (S, 1, D).
+        state: the Gaussian before the step.
+        gradient: E_q[g], the mean gradient of log p(x, z), (B, D).
+        curvature: E_q[H], the mean curvature of -log p(x, z), (B, D, D).
+        lengths: candidate lengths ρ.
     """
-
-    def __init__(self, joint: LogJoint, noise: Tensor) -> None:
-        self.joint = joint
-        self.noise = noise
-
-    def points(self, mean: Tensor, precision: Tensor) -> Tensor:
-        """A point of N(μ, P⁻¹) for each of the S noise vectors, (S, B, D); P = `precision` (B, D, D)."""
-        return FullGaussian.from_precision(mean, precision).from_noise(self.noise)[0]
-
-    def state(self, mean: Tensor, precision: Tensor) -> _State:
-        """The Gaussian N(μ, P⁻¹) with an estimate of its ELBO; P = `precision` (B, D, D)."""
-        z, log_q = FullGaussian.from_precision(mean, precision).from_noise(self.noise)
-        return _State(mean, precision, (self.joint.log_joint(z) - log_q).mean(0))
-
-    def best_step(
-        self, state: _State, gradient: Tensor, curvature: Tensor, lengths: Sequence[float]
-    ) -> _State:
-        """Try steps of several lengths, and return for each example the Gaussian with the highest ELBO.
-
-        An example keeps its Gaussian in `state` if no length raises its ELBO.
-
-        Args:
-            state: the Gaussian before the step.
-            gradient: E_q[g], the mean gradient of log p(x, z), (B, D).
-            curvature: E_q[H], the mean curvature of -log p(x, z), (B, D, D).
-            lengths: candidate lengths ρ.
-        """
-        best = state
-        for length in lengths:
-            precision = torch.lerp(state.precision, curvature, length)
-            factor = cholesky(precision)
-            half = torch.linalg.solve_triangular(factor, gradient[..., None], upper=False)
-            step = torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1)
-            tried = self.state(state.mean + length * step, precision)
-            rose = tried.elbo > best.elbo  # false where the ELBO is not a number
-            best = _State(
-                torch.where(rose[:, None], tried.mean, best.mean),
-                torch.where(rose[:, None, None], tried.precision, best.precision),
-                torch.where(rose, tried.elbo, best.elbo),
-            )
-        return best
+    best = state
+    for length in lengths:
+        precision = torch.lerp(state.precision, curvature, length)
+        factor = cholesky(precision)
+        half = torch.linalg.solve_triangular(factor, gradient[..., None], upper=False)
+        step = torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1)
+        mean = state.mean + length * step
+        z, log_q = FullGaussian.from_precision(mean, precision).from_noise(noise)
+        elbo = (joint.log_joint(z) - log_q).mean(0)
+        rose = elbo > best.elbo  # false where the ELBO is not a number
+        best = _State(
+            torch.where(rose[:, None], mean, best.mean),
+            torch.where(rose[:, None, None], precision, best.precision),
+            torch.where(rose, elbo, best.elbo),
+        )
+    return best
 
 
 def _precision(q: FullGaussian | Gaussian) -> Tensor:

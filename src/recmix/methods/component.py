@@ -52,10 +52,10 @@ class Component(CountsTraining, ABC):
     """Whether `forward` also takes the posterior of the previous component and corrects it."""
     steps_per_example: int = 0
     """Number of optimisation steps that `forward` makes for each example."""
-    differentiates: bool = False
-    """Whether `forward` uses derivatives of the decoder."""
+    feed_forward: ClassVar[bool] = False
+    """Whether `forward` decodes and corrects its result, without steps for each example."""
     uses_jacobian: ClassVar[bool] = False
-    """Whether `forward` uses the decoder's Jacobian, see `recmix.inference.gauss_newton.jacobian`."""
+    """Whether `forward` uses the Jacobian of the decoder, see `recmix.inference.gauss_newton`."""
     can_be_distilled: ClassVar[bool] = True
     """Whether log q carries gradients to the encoder, as distillation needs."""
     closed_form_entropy: ClassVar[bool] = False

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recmix.errors import ConfigError
-from recmix.inference.conjugate import choose_push, conjugate, curvature_product
-from recmix.inference.gauss_newton import check_decoder_has_jacobian, normal_equations
+from recmix.inference.conjugate import Curvature, choose_push, conjugate
+from recmix.inference.gauss_newton import LogJoint, check_decoder_has_jacobian, normal_equations
 from recmix.inference.learned import gaussian_at
 from recmix.methods.method import ELBO, Method, Objective, Optimizers, update
 from recmix.methods.optimizers import make_optimizer
@@ -113,7 +114,9 @@ class CurvatureTraining:
             noise = torch.randn(z.shape, generator=generator, device=x.device, dtype=z.dtype)
         predicted = gaussian_at(model, z)
         v = predicted.multiply(noise)
-        pulled = curvature_product(model, x, z, v.detach(), self.push)  # H v
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # as in `conjugate`
+            joint = LogJoint(model, x, z.dtype)
+            pulled = Curvature(joint, z, self.push).multiply(v.detach())  # H v
         # d ½ vᵀ H v = (H v) · dv, so the gradient needs no derivative of H v.
         half = 0.5 * (v.detach() * pulled).sum(-1)
         along = (v * pulled).sum(-1)

@@ -42,7 +42,6 @@ class LaplaceComponent(GaussianComponent):
     kind = "laplace"
     setting = "steps"
     can_be_distilled = False
-    differentiates = True
     uses_jacobian = True
 
     def __init__(

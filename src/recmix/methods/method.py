@@ -70,8 +70,6 @@ class Method(CountsTraining, ABC):
     """Whether ``order = "auto"`` is possible: components can be added one at a time."""
     can_restart: ClassVar[bool] = False
     """Whether `restarted` does more than `posterior`."""
-    feed_forward: ClassVar[bool] = False
-    """Whether computing the posterior takes several forward passes of networks, without derivatives."""
     rate_factor: ClassVar[float] = 1.0
     """The default learning rate is multiplied by this factor for this method."""
     fresh_factor: ClassVar[float] = 1.0
@@ -119,9 +117,10 @@ class Method(CountsTraining, ABC):
         return max(part.steps_per_example for part in parts)
 
     @property
-    def differentiates(self) -> bool:
-        """Whether computing the posterior uses derivatives of the decoder."""
-        return any(part.differentiates for part in self.components)
+    def feed_forward(self) -> bool:
+        """Whether a component decodes and corrects its result, without steps for each example."""
+        parts: Any = self.components
+        return any(part.feed_forward for part in parts)
 
     def posterior(self, x: Tensor) -> Posterior:
         """The posterior q(z | x) for examples x (B, *shape). By default, it is the first component's."""

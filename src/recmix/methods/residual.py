@@ -173,6 +173,7 @@ class ResidualComponent(Component):
 
     kind = "residual"
     setting = "corrections"
+    feed_forward = True
     closed_form_entropy = True
 
     def __init__(
@@ -192,7 +193,6 @@ class ResidualComponent(Component):
                 "correction use the method 'vae'"
             )
         self.corrections = corrections
-        self.differentiates = whitened
         self.steps_per_example = corrections if whitened else 0
         first = Corrector(model, width=width, whitened=whitened, like=encoder)
         others = [copy.deepcopy(first) for _ in range(0 if shared else corrections - 1)]
@@ -287,6 +287,7 @@ class CorrectionComponent(Component):
 
     kind = "correction"
     corrects = True
+    feed_forward = True
     closed_form_entropy = True
 
     def __init__(
@@ -332,7 +333,6 @@ class ResidualVAE(Method):
     reference = "this library"
     setting = "corrections"
     can_restart = True
-    feed_forward = True
 
     def __init__(
         self,

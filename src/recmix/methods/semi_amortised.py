@@ -56,7 +56,6 @@ class SemiAmortisedComponent(Component):
 
     kind = "sa"
     setting = "steps"
-    differentiates = True
     closed_form_entropy = True
 
     noise: Tensor

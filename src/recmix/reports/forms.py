@@ -76,7 +76,7 @@ def _pieces(table: Table, places: Sequence[int], width: int) -> list[list[int]]:
     A printed table of one group has at most `width` characters per line. A group has at least one
     column.
     """
-    name = max(len(str(line.row)) for line in table.lines) + 4
+    name = max(cell_len(str(line.row)) for line in table.lines) + 4
     pieces: list[list[int]] = []
     room = 0
     for i in places:

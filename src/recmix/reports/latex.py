@@ -26,7 +26,7 @@ ESCAPES = {
     '"': "''",
     "≤": r"$\leq$",
     "±": r"$\pm$",
-    "–": "--",
+    "–": r"\textendash{}",
     "…": r"\dots{}",
     "ε": r"$\epsilon$",
     **{c: "\\" + c for c in "{}$&#_%"},

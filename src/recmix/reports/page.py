@@ -19,9 +19,9 @@ from recmix.pages import shared_text
 from recmix.reports.published import CITATION, best_printed
 from recmix.reports.read_store import printable
 from recmix.reports.records import CONTROL, PAPER_ORDER, SET_TITLES, Record, Row, StoreContent
-from recmix.reports.runs import finite
 from recmix.reports.statistics import Results
 from recmix.reports.tables import LEVELS, all_tables, decimals, fixed, p_text, signed, with_spread
+from recmix.runs.files import finite
 
 __all__ = ["TEMPLATES", "page"]
 

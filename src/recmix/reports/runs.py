@@ -7,8 +7,7 @@ Reports make the same tables from this file as from the store. Default options a
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from recmix.errors import ConfigError, RunError
 from recmix.inference import Inference
 from recmix.reports.records import Record, Row, TableColumn
 from recmix.reports.variants import DEFAULTS, distinguish
-from recmix.runs.files import read_json, write_bytes
+from recmix.runs.files import finite, read_json, write_bytes
 from recmix.runs.spec import FORMAT, check_format
 
-__all__ = ["finite", "one_per_line", "read_runs", "write_runs"]
+__all__ = ["one_per_line", "read_runs", "write_runs"]
 
 COLUMN = tuple(f.name for f in fields(TableColumn))
 SAME = ("folder", "split", "restart", "continued", "status", "epochs", "best_epoch", "validation")
@@ -48,7 +47,7 @@ def one_per_line(head: Mapping[str, Any], name: str, items: Iterable[Mapping[str
     Each item is on a line of its own, so that a diff shows which items changed. NaN and infinity
     become null.
 
-    >>> print(one_per_line({"format": 1}, "runs", [{"a": math.nan}]), end="")
+    >>> print(one_per_line({"format": 1}, "runs", [{"a": float("nan")}]), end="")
     {"format": 1,
      "runs": [
       {"a": null}]}
@@ -114,18 +113,3 @@ def _record(line: Mapping[str, Any]) -> Record:
 def _changed(options: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     given = options if isinstance(options, dict) else {}
     return {k: v for k, v in given.items() if k not in defaults or v != defaults[k]}
-
-
-def finite(content: Any, replacement: Callable[[float], Any] = lambda value: None) -> Any:
-    """Replace NaN and infinity, which JSON does not have, in nested mappings and lists.
-
-    The function `replacement` gets NaN or the infinite number, and returns the value that replaces it,
-    by default None.
-    """
-    if isinstance(content, float):
-        return content if math.isfinite(content) else replacement(content)
-    if isinstance(content, Mapping):
-        return {key: finite(value, replacement) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [finite(value, replacement) for value in content]
-    return content

@@ -183,17 +183,18 @@ def parse_json(text: bytes, name: str) -> Any:
     return content["rows"] if isinstance(content, dict) and content.keys() == {"rows"} else content
 
 
-def finite(content: Any) -> Any:
-    """Return JSON values with None in place of each number that is not finite.
+def finite(content: Any, replacement: Callable[[float], Any] = lambda value: None) -> Any:
+    """Return JSON values with None, or `replacement(number)`, for each number that is not finite.
 
     >>> finite({"elbo": -90.5, "elbo_se": float("nan")})
     {'elbo': -90.5, 'elbo_se': None}
     """
     if isinstance(content, dict):
-        return {name: finite(value) for name, value in content.items()}
+        return {name: finite(value, replacement) for name, value in content.items()}
     if isinstance(content, list | tuple):
-        return [finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+        return [finite(value, replacement) for value in content]
+    bad = isinstance(content, float) and not math.isfinite(content)
+    return replacement(content) if bad else content
 
 
 def check_regular(path: Path) -> int:
