@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
+from recmix.commands.parsing import Stopped
 from recmix.commands.program import add_commands, app, check_command
 from recmix.commands.terminal import err, first_process, plain, sigterm_ends, warnings_as_notes
 from recmix.commands.threads import choose_threads, take_threads, use_threads
-from recmix.errors import Interrupted, RecmixError, memory_advice
+from recmix.errors import RecmixError, memory_advice
 
 __all__ = ["app", "main"]
 
@@ -37,11 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
                 use_threads(threads)
             add_commands(words)
             app(words, prog_name="recmix")
-    except Interrupted as stop:
-        err.print(f"[yellow]{plain(stop)}[/]")
-        sys.exit(130)
-    except KeyboardInterrupt:
-        err.print("[yellow]stopped before there was anything to save[/]")
+    except (Stopped, KeyboardInterrupt) as stop:
+        err.print(f"[yellow]{plain(stop) or 'stopped; what was saved before is kept'}[/]")
         sys.exit(130)
     except RecmixError as error:
         if debug:

@@ -48,8 +48,12 @@ class NonFiniteError(RecmixError, ArithmeticError):
     """A loss in training, or a bound in evaluation, is not a finite number."""
 
 
-class Interrupted(RecmixError):
-    """Training was asked to stop (Ctrl-C or SIGTERM) and has saved its state."""
+class Interrupted(KeyboardInterrupt):
+    """Training was asked to stop (Ctrl-C or SIGTERM) and has saved its state.
+
+    It is a `KeyboardInterrupt` and not a `RecmixError`, so that a loop over trainings with
+    ``except Exception`` stops, too.
+    """
 
 
 class OutOfMemory(RecmixError, RuntimeError):

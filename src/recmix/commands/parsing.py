@@ -9,7 +9,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from recmix.errors import nearest
 
-__all__ = ["Command", "Group"]
+__all__ = ["Command", "Group", "Stopped"]
+
+
+class Stopped(Exception):
+    """A command was stopped by Ctrl-C. The message is that of the `KeyboardInterrupt`, if it had one."""
 
 
 class _PlainSwitches:
@@ -39,6 +43,13 @@ class Command(_PlainSwitches, TyperCommand):
         except Exception as error:  # the class of the error depends on the version of typer
             self._explain(error, ctx, words)
             raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. On a `KeyboardInterrupt` Typer would end the process without its message."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise Stopped(*stop.args) from None
 
     def _explain(self, error: Any, ctx: Any, words: list[str]) -> None:
         """Add to the message of a click error what the user gave and what to do.

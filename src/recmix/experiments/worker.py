@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recmix.errors import Interrupted, RecmixError, RunError
+from recmix.errors import RecmixError, RunError
 from recmix.experiments.store import Store
 from recmix.runs.files import write_json
 from recmix.runs.scores import ScoreKey
@@ -152,7 +152,7 @@ def _attempt(
     """
     try:
         action()
-    except (Interrupted, KeyboardInterrupt) as stop:
+    except KeyboardInterrupt as stop:
         print(f"interrupted: {stop}", file=sys.stderr)
         return "interrupted", None
     except Exception as error:  # any error is a failure of the run; other runs go on

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from recmix.errors import ConfigError, Interrupted, NonFiniteError, OutOfMemory, RecmixError
+from recmix.errors import ConfigError, Interrupted, NonFiniteError, OutOfMemory
 from recmix.training.build import Trained
 from recmix.training.choices import print_choices
 from recmix.training.curvature_request import without_curvature_name
@@ -118,7 +118,9 @@ def _by_device(jobs: list[Job]) -> list[list[Job]]:
     return list(groups.values())
 
 
-def _name_whole_run(stop: Interrupted | OutOfMemory, waiting: Sequence[Plan]) -> RecmixError:
+def _name_whole_run(
+    stop: Interrupted | OutOfMemory, waiting: Sequence[Plan]
+) -> Interrupted | OutOfMemory:
     """Return the error `stop` with a message that names the folders of the whole runs.
 
     A whole run trains an initial model first, in a folder inside its own folder. Each whole run is also
