@@ -398,6 +398,7 @@ def test_command(tmp_path, capsys, quick):
     assert call("evaluate", run, "--gap", "--examples", "3", "--split", "train", "--samples", "20") == 0
     shown = capsys.readouterr().out
     assert "amortisation gap" in shown
+    assert "train, 3 examples\n" in shown.replace("  ", "").replace(" \n", "\n")
     assert stored["advice"] not in shown  # another split gives another result
     assert json.loads((run / "gap.json").read_text())["summary"].keys() == {"train"}
     assert call("evaluate", run, "--gap", "--examples", "0") == 2

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recmix.api import Model
+from recmix.commands.inference_words import changes
 from recmix.commands.stored_scores import GAP, scored_data
 from recmix.data import Data, Examples
 from recmix.errors import ConfigError
@@ -71,7 +72,8 @@ def report_gap(
     if as_json:
         console.print_json(json.dumps(finite(content)))
         return
-    console.print(table_of(found, title=f"{split}, {len(x):,} examples"))
+    title = " ".join([f"{split}, {len(x):,} examples", *changes(model.inference)])
+    console.print(table_of(found, title=title))
     for line in (*found.notes(), f"[bold]{content['advice']}[/]"):
         console.print(line, highlight=False)
 

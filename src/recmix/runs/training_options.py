@@ -42,13 +42,13 @@ class Training(Options):
     kl_warmup: int = option(
         0,
         "Epochs over which the weight of the KL in the loss rises linearly from 0 to 1, against "
-        "posterior collapse. For a method that starts from a VAE trained first: of this VAE.",
+        "posterior collapse. If a VAE is trained first, the option is for this VAE.",
         at_least=0,
     )
     free_bits: float = option(
         0.0,
         "Nats per latent dimension below which the KL, averaged over the batch, is not reduced, against "
-        "posterior collapse. For a method that starts from a VAE trained first: of this VAE.",
+        "posterior collapse. If a VAE is trained first, the option is for this VAE.",
         at_least=0,
     )
     patience: int = option(
