@@ -14,21 +14,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from recmix._version import __version__
 from recmix.data import Data, as_data
 from recmix.errors import ConfigError, Interrupted, RecmixError, RunError
 from recmix.methods.method import Method
 from recmix.methods.registry import find_method
+from recmix.model.assembly import Own, complete_options, needs_classes
+from recmix.model.fields import Fields
 from recmix.model.options import ModelOptions, options_of
 from recmix.runs.files import make_folder, read_json, write_json
 from recmix.runs.folder import PRESET, Run
 from recmix.runs.hub import is_hub_address
-from recmix.runs.spec import FORMAT, check_description, check_format
-from recmix.training.arguments import as_text
+from recmix.runs.spec import FORMAT, Spec, check_description, check_format
+from recmix.runs.training_options import Training
+from recmix.training.arguments import as_text, read_options, split_auto
 from recmix.training.augment import takes_decoder_samples
-from recmix.training.build import Trained, load_trained
+from recmix.training.build import Trained, build, load_trained
 from recmix.training.fit import train_models
-from recmix.training.plan import make_plan
 from recmix.training.presets.read import Preset, Stage, check_options, parse, read_preset
 from recmix.training.progress import say
 from recmix.training.request import check_start
@@ -220,8 +224,26 @@ def _try(stage: Stage, data: Data, model: Mapping[str, Any], modules: Mapping[st
         model: model options, {name: value}.
         modules: the user's own encoder and decoder, {name: module or None}.
     """
-    options = {**model, **copy.deepcopy(dict(modules)), **stage.options, "device": "cpu"}
-    return make_plan(stage.method, data, **options).method
+    given = read_options(stage.method, stage.options)
+    own = Own(**modules)
+    spec = Spec(
+        method=stage.method,
+        options=split_auto(given.method)[0],
+        shape=data.shape,
+        model=complete_options(
+            model,
+            shape=data.shape,
+            kind=data.kind,
+            classes=data.classes if data.vocabulary is None and needs_classes(model) else 0,
+            fields=Fields(data.fields) if data.fields else None,
+            vocabulary=data.vocabulary,
+            own=own,
+        ),
+        data={"fields": Fields(data.fields).to_json()} if data.fields else {},
+        training=Training(device="cpu"),
+    )
+    with torch.random.fork_rng():
+        return build(spec, own=own.copied())
 
 
 def _claim(
