@@ -1,5 +1,6 @@
 """Each check of a file that a person or an accident changed has a test of its own."""
 
+import io
 import json
 import os
 import pickle
@@ -92,6 +93,21 @@ def test_preset_file_with_other_options_of_the_data_is_refused(tmp_path):
 # --- checkpoints and weights ---------------------------------------------------------------------
 
 
+def test_header_states_the_size_of_its_file():
+    """With tensors and without; a longer header than its file or than the limit is not read."""
+    for head, data in (({"__metadata__": {}}, 0), ({"a": {"data_offsets": [0, 4]}}, 4)):
+        text = json.dumps(head).encode()
+        file = io.BytesIO(len(text).to_bytes(8, "little") + text + bytes(data))
+        size = 8 + len(text) + data
+        assert checkpoint._read_header(file, size) == head
+        for other in (size - 1, size + 1):
+            with pytest.raises(ValueError, match="its header"):
+                checkpoint._read_header(file, other)
+    for length in (0, checkpoint.MAX_HEADER + 1):
+        with pytest.raises(ValueError, match="no valid length"):
+            checkpoint._read_header(io.BytesIO(length.to_bytes(8, "little") + b"{}"), 2**40)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("refused") / "run"
@@ -147,7 +163,7 @@ def test_checkpoint_without_one_of_the_best_weights_is_refused(changed):
 def test_header_length_is_checked_before_the_header_is_read(tmp_path, length):
     path = tmp_path / "weights.safetensors"
     path.write_bytes(length.to_bytes(8, "little") + b"{}" * 50)
-    with pytest.raises(RunError, match="is damaged or not written by recmix .*header"):
+    with pytest.raises(RunError, match="its header has no valid length"):
         checkpoint._read(path)
 
 

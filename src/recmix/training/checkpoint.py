@@ -14,10 +14,10 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from recmix.runs.files import check_regular, write_bytes
 from recmix.runs.spec import FORMAT, check_format
 
 __all__ = ["State", "load_checkpoint", "load_weights", "save_checkpoint", "save_weights"]
+
+MAX_HEADER = 100_000_000
+"""Largest header of a safetensors file in bytes, as in the safetensors library."""
 
 
 @dataclass
@@ -207,10 +210,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                     f"{path} is a pickle, not safetensors. A pickle can run any code, so recmix does "
                     "not read it"
                 )
-        with safe_open(path, "pt"):  # raises an error if the header states another size
-            content = path.read_bytes()
-        tensors = load_tensors(content)
-        head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            head = _read_header(file, size)
+            file.seek(0)
+            tensors = load_tensors(file.read(size))
         header = json.loads(head["__metadata__"]["recmix"])
         if not isinstance(header, dict):
             raise TypeError("its metadata are not an object")
@@ -230,6 +232,26 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "or train again with --overwrite"
         )
     return tensors, header
+
+
+def _read_header(file: BinaryIO, size: int) -> Any:
+    """Return the header of a safetensors file of `size` bytes.
+
+    Raise a ValueError if the size is not the one that the header states. So a file of a wrong size is
+    found before its tensors are read.
+    """
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= min(size - 8, MAX_HEADER):
+        raise ValueError("its header has no valid length")
+    head = json.loads(file.read(length))
+    if not isinstance(head, dict):
+        raise TypeError("its header is not an object")
+    ends = [about["data_offsets"][1] for name, about in head.items() if name != "__metadata__"]
+    expected = 8 + length + max(ends, default=0)
+    if size != expected:
+        raise ValueError(f"its header states {expected:,} bytes")
+    return head
 
 
 def _load_into(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
