@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cases.likelihoods import CASES, StudentT, log_marginal
+from cases.likelihoods import CASES, log_marginal
 from torch import distributions
 
 from recmix.data import check_values
@@ -230,24 +230,6 @@ def test_logistic_mixture_is_a_distribution_over_256_values(channels):
             of_red = decoded[:, [0, 1, 2, 3, 8, 9]]  # logits, means and log-scales of red
             total = found - alone.log_prob(red[:, None, None, None], of_red)
     torch.testing.assert_close(total, torch.zeros_like(total), atol=1e-5, rtol=0)
-
-
-class Global(StudentT):
-    """A likelihood of a user that draws from torch's global generator, not from the given one."""
-
-    def sample(self, decoded, generator=None):
-        return torch.distributions.StudentT(5.0, decoded, 0.5).sample()
-
-
-@pytest.mark.parametrize("name", ["precision", "mean"])
-def test_estimates_are_the_same_at_each_call(name):
-    decoded = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    likelihood, arguments = Global(), [decoded] * (2 if name == "precision" else 1)
-    before = torch.get_rng_state()
-    first = getattr(likelihood, name)(*arguments)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.rand(7)
-    assert torch.equal(getattr(likelihood, name)(*arguments), first)
 
 
 def test_bits_per_dimension_of_uniform_noise():

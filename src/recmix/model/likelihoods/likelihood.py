@@ -6,8 +6,7 @@ import copy
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -109,8 +108,8 @@ class Likelihood(nn.Module, ABC):
 
     def mean(self, decoded: Tensor) -> Tensor:
         """E[x | z], (..., *event), for decoder outputs (..., *output). This default averages samples."""
-        with _fixed_noise(decoded.device) as generator:
-            drawn: Tensor = sum(self.sample(decoded, generator) for _ in range(MEAN_SAMPLES))  # type: ignore[assignment]
+        generator = torch.Generator(decoded.device).manual_seed(0)
+        drawn: Tensor = sum(self.sample(decoded, generator) for _ in range(MEAN_SAMPLES))  # type: ignore[assignment]
         return drawn / MEAN_SAMPLES
 
     def most_likely(self, decoded: Tensor) -> Tensor:
@@ -224,26 +223,10 @@ class Likelihood(nn.Module, ABC):
 
     def _scores(self, decoded: Tensor) -> Tensor:
         """Draw K samples x ~ p(x | z) with a fixed seed and return their residuals, (K, B, *output)."""
+        generator = torch.Generator(decoded.device).manual_seed(0)
         wide = decoded.expand(FISHER_SAMPLES, *decoded.shape).flatten(0, 1)
-        with _fixed_noise(decoded.device) as generator:
-            drawn = self.sample(wide.detach(), generator)
+        drawn = self.sample(wide.detach(), generator)
         return self.residual(drawn, wide).unflatten(0, (FISHER_SAMPLES, -1))
-
-
-@contextmanager
-def _fixed_noise(device: torch.device) -> Iterator[torch.Generator]:
-    """A context in which draws are the same at each call; it gives a generator with a fixed seed.
-
-    torch's global generator has a fixed seed, too: a likelihood of a user may draw from it. At the end
-    of the context it gets back its old state.
-    """
-    cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if cuda else []):
-        torch.default_generator.manual_seed(0)
-        if cuda:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(0)
-        yield torch.Generator(device).manual_seed(0)
 
 
 def sum_event(values: Tensor, x: Tensor) -> Tensor:
