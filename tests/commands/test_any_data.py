@@ -102,7 +102,7 @@ def test_classes(table):
         (["--widths", "a,b"], "widths must be whole numbers such as 512,512, got 'a,b'"),
         (["--widths", "8", "--network", "dense"], "widths=(8,) is an option of network mlp"),
         (["--standardise", "featurs"], "did you mean 'features'"),
-        (["--variance", "-1"], "variance must be at least 1e-06"),
+        (["--variance", "-1"], "variance must be above 0"),
         (
             ["--variance", "1", "--likelihood", "poisson"],
             "variance is an option of gaussian likelihoods",

@@ -170,9 +170,7 @@ class ModelOptions(Options):
         "binary data, poisson for counts, autoregressive for texts, graph for graphs, gaussian for "
         "other data.",
     )
-    variance: float | None = option(
-        None, "gaussian: a fixed variance. Default: it is learned.", at_least=1e-6
-    )
+    variance: float | None = option(None, "gaussian: a fixed variance. Default: it is learned.", above=0)
     classes: int | None = option(
         None,
         "categorical, autoregressive and networks for tokens: number of classes. Default: that of the "

@@ -83,12 +83,7 @@ class Gaussian(Likelihood):
         nn.init.constant_(self.log_variance, math.log(self.initial))
 
     def fix(self, variance: float) -> None:
-        """Set the variance of all values to a constant, at least the floor, that is not trained."""
-        if not variance >= self.floor:
-            raise ConfigError(
-                f"{self.name} likelihood with variance={variance}: expected at least "
-                f"{self.floor:g}, the smallest variance: multiply the data by a factor"
-            )
+        """Set the variance of all values to a constant that training does not change."""
         self.initial = variance
         fixed = self.log_variance.detach().clone()
         self._parameters.pop("log_variance", None)
