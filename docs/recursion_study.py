@@ -377,8 +377,6 @@ class Study:
         near = {"augment": self.setting.near, "decoder_samples": self.setting.near}
         requests = {}
         for row, s, options, times in jobs:
-            if self.folder.done(row, s):
-                continue
             data = self._train_part(s)
             request = {"data": data, "init": starts[s], "seed": s, **SECOND, **near, **options}
             if options["method"] == "wide":
@@ -391,13 +389,16 @@ class Study:
         requests = {k: v | {"device": self.given.device} for k, v in requests.items()}
         if self.given.device != "cpu":
             return self.folder.train(requests)
-        left = {k: v for k, v in requests.items() if not self.folder.done(*k)}
-        began = time.time()
-        for done, (key, request) in enumerate(left.items(), 1):
+        left = sum(not self.folder.done(*key) for key in requests)
+        began, done = time.time(), 0
+        for key, request in requests.items():
+            new = not self.folder.done(*key)  # those that are done are checked by the folder
             if not self.folder.train({key: request}):
                 return False
-            minutes = (len(left) - done) * (time.time() - began) / done / 60
-            say(f"{len(left) - done} trainings are left, about {minutes:.0f} minutes")
+            if new:
+                done += 1
+                minutes = (left - done) * (time.time() - began) / done / 60
+                say(f"{left - done} trainings are left, about {minutes:.0f} minutes")
         return True
 
     def _validation(self, row: str, s: int) -> float:
@@ -474,7 +475,7 @@ class Study:
             **summary,
         }
         # The published file always has all rows.
-        folder = self.place if self.given.rows else self.given.results
+        folder = self.place if self.given.rows or self.given.only_main else self.given.results
         write(folder / f"recursion_{self.given.dataset}.json", rounded(content))
 
 
@@ -526,7 +527,9 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", default="cpu", help="cpu, or cuda for twenty dimensions")
     parser.add_argument(
-        "--only-main", action="store_true", help="leave out rows of few splits and longer trainings"
+        "--only-main",
+        action="store_true",
+        help="leave out rows of few splits and longer trainings; the results go to --out",
     )
     return parser
 

@@ -12,7 +12,14 @@ from recmix.errors import ConfigError
 from recmix.model import assembly
 from recmix.model.assembly import Statistics
 from recmix.model.encoder_decoder import reset
-from recmix.model.likelihoods import LIKELIHOODS, Bernoulli, Gaussian, Likelihood, find_likelihood
+from recmix.model.likelihoods import (
+    LIKELIHOODS,
+    Bernoulli,
+    FeatureGaussian,
+    Gaussian,
+    Likelihood,
+    find_likelihood,
+)
 from recmix.model.options import ModelOptions
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
@@ -201,6 +208,17 @@ def test_gaussian_starts_at_its_variance_and_can_be_reset():
     reset(gaussian)
     assert gaussian.variance.item() == pytest.approx(0.1)
     assert Gaussian(1e-12).variance.item() == pytest.approx(1e-6)  # starts at the floor
+
+
+@pytest.mark.parametrize("make", [Gaussian, lambda: FeatureGaussian((3,))])
+def test_a_fixed_variance_below_the_floor_is_the_floor(make):
+    gaussian = make()
+    with pytest.warns(UserWarning, match="the variance 1e-08 is below the smallest one, 1e-06"):
+        gaussian.fix(1e-8)
+    torch.testing.assert_close(gaussian.variance, torch.full_like(gaussian.variance, 1e-6))
+    gaussian.fix(1e-6)  # no warning
+    gaussian.fix(float(torch.tensor(1e-6).log().exp()))  # nor after rounding
+    torch.testing.assert_close(gaussian.variance, torch.full_like(gaussian.variance, 1e-6))
 
 
 def test_only_the_gaussian_is_centred():

@@ -60,3 +60,11 @@ def test_another_c_library_is_left_alone(monkeypatch):
     assert freed_memory._glibc() is None
     with freed_memory.keep_freed_memory():
         pass
+
+
+def test_settings_of_the_user_are_left_alone(monkeypatch):
+    from recmix.training import freed_memory
+
+    assert freed_memory._glibc() is not None
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
+    assert freed_memory._glibc() is None

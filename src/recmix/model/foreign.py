@@ -274,6 +274,8 @@ def tried(network: nn.Module, given: Any, what: str) -> Any:
     try:
         with torch.no_grad():
             return network(given)
+    except ConfigError:  # it says already what is wrong
+        raise
     except Exception as error:
         shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ __all__ = ["keep_freed_memory"]
 
 # Parameters of mallopt, from the malloc.h of glibc.
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
+SET_BY_USER = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+"""Environment variables that set the same parameters."""
 USUAL_MAPPINGS = 65536
 """How many arrays glibc places outside its heap unless told otherwise."""
 LARGEST = 2**25
@@ -24,7 +27,8 @@ def keep_freed_memory() -> Iterator[None]:
 
     Each training step needs arrays of the same sizes. The C library returns arrays of more than 32 MiB
     to the system at once and has to take them again, page by page. This can take a quarter of a step.
-    Only the C library of Linux (glibc) is set; elsewhere nothing is done.
+    Trainings use up to a seventh more memory this way. Only the C library of Linux (glibc) is set, and
+    only if no environment variable sets it.
     """
     library = _glibc()
     if library is None:
@@ -42,8 +46,8 @@ def keep_freed_memory() -> Iterator[None]:
 
 
 def _glibc() -> Any:
-    """The C library of this process, or None if it is not glibc."""
-    if sys.platform != "linux":
+    """The C library of this process; None if it is not glibc, or if its user has set it."""
+    if sys.platform != "linux" or any(name in os.environ for name in SET_BY_USER):
         return None
     library = ctypes.CDLL(None)
     return library if hasattr(library, "gnu_get_libc_version") else None

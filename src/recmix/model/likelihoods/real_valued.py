@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -83,8 +84,14 @@ class Gaussian(Likelihood):
         nn.init.constant_(self.log_variance, math.log(self.initial))
 
     def fix(self, variance: float) -> None:
-        """Set the variance of all values to a constant that training does not change."""
-        self.initial = variance
+        """Set the variance of all values to a constant, at least the floor, that is not trained."""
+        if variance < 0.99 * self.floor:
+            warnings.warn(
+                f"the variance {variance:g} is below the smallest one, {self.floor:g}, which is used: "
+                "multiply the data by a factor",
+                stacklevel=2,
+            )
+        self.initial = max(variance, self.floor)
         fixed = self.log_variance.detach().clone()
         self._parameters.pop("log_variance", None)
         self.register_buffer("log_variance", fixed)
