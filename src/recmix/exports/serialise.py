@@ -117,14 +117,12 @@ def _range(values: str) -> list[float | None] | None:
 
     `values` says which values are possible, as in the requirement of a likelihood, such as "counts".
 
-    >>> _range("counts"), _range("classes:4"), _range("classes"), _range("real")
-    ([0.0, None], [0.0, 3.0], None, None)
+    >>> _range("counts"), _range("classes:4"), _range("real")
+    ([0.0, None], [0.0, 3.0], None)
     """
     kind, _, classes = values.partition(":")
     if kind in ("unit", "eight_bit"):
         return [0.0, 1.0]
-    if kind == "classes" and not classes:
-        return None  # without their number, there may be negative padding
     if kind in ("counts", "classes"):
         return [0.0, float(classes) - 1 if classes else None]
     if kind not in ("padded_classes", "graph"):
