@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 import torch
+from cases.commands import call
 from cases.grids import assert_same_results, content, grid, run_jobs, training_starts, write_grid
 from cases.workers import ENVIRONMENT, wait_for, worker_pids
 
@@ -226,9 +227,43 @@ def test_runs_of_one_kind_are_trained_together(tmp_path):
     assert kinds["VAE"] == kinds["RME(2)"] == kinds["RME(3)"] == "done"
 
 
+@pytest.mark.parametrize(
+    ("variable", "flags", "expected"),
+    [
+        ("3", [], 3),
+        ("3", ["--threads", 5], 5),
+        ("", [], max(1, cores() // 2)),
+        ("0", [], max(1, cores() // 2)),
+    ],
+)
+def test_each_worker_gets_the_number_of_threads_that_was_given(
+    tmp_path, monkeypatch, capsys, variable, flags, expected
+):
+    started = []
+
+    def start(command, *, env, **_):
+        started.append(env["OMP_NUM_THREADS"])
+        raise OSError(errno.EAGAIN, "not started in this test")
+
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    file, store = write_grid(tmp_path), tmp_path / "store"
+    assert call("grid", file, "--store", store, "--workers", 2, "--device", "cpu", *flags) == 1
+    assert set(started) == {str(expected)}
+    assert Store(store).job_file(read_grid(file).jobs[0].digest)["threads"] == expected
+
+
+def test_the_command_that_continues_a_grid_has_the_threads(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert run_grid(write_grid(tmp_path), tmp_path / "store", device="cpu", limit_hours=1e-9) == 130
+    assert "--threads=3" in capsys.readouterr().out
+
+
 def test_slots_for_workers(monkeypatch):
     assert make_slots(None, "cpu") == [Slot(1)] * cores()
     assert make_slots(1, "cpu") == [Slot(cores())]
+    assert make_slots(2, "cpu", 7) == [Slot(7)] * 2
     assert make_slots(100 * cores(), "cpu") == [Slot(1)] * (100 * cores())
     with pytest.raises(ConfigError, match="workers must be positive"):
         make_slots(0, "cpu")

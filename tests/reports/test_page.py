@@ -172,6 +172,23 @@ def test_errors_say_why_no_page_is_written(tmp_path):
         write_report(tmp_path / "store", out=tmp_path / "file" / "r.html")
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_is_written_if_no_run_is_found(tmp_path, monkeypatch, form):
+    monkeypatch.chdir(tmp_path)
+    for name in "abcdef":
+        (tmp_path / name).mkdir()
+    add_run(tmp_path / "runs", name="vae")
+    before = tmp_path / "report.html"
+    before.write_text("an earlier report")
+    with pytest.raises(RunError, match="has no run that can be read") as raised:
+        write_report(".", form=form)
+    assert "(runs: is a folder of runs (vae), which are left out: give " in str(raised.value)
+    assert str(raised.value).endswith(
+        "d: does not hold a run (no spec.json in it), or is only half written; and 2 more)"
+    )
+    assert before.read_text() == "an earlier report"
+
+
 def test_thousand_runs_take_seconds(tmp_path):
     # The target is 10,000 runs in 10 seconds. This is a tenth of the runs, with time for a busy machine.
     store = tmp_path / "store"

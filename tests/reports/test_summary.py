@@ -345,6 +345,17 @@ def test_command_says_what_is_missing(store, tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
+def test_command_names_other_numbers_of_epochs(tmp_path, capsys):
+    for label, epochs in (("VAE", 200), ("VAE+", 4), ("RESIDUAL", 3)):
+        add_run(tmp_path / "runs", label, None, epochs=epochs)
+    for source in (tmp_path / "runs", tmp_path / "out" / "frontier_runs.json"):
+        assert call("summary", source, "--out", tmp_path / "out") == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert (
+            "note: Trained for different numbers of epochs: MNIST, dim 20 (VAE+ 4, RESIDUAL 3)." in said
+        )
+
+
 def test_samples_of_the_scores_are_used_if_all_runs_have_the_same(tmp_path, capsys):
     for label in ("VAE", "VAE+"):
         add_run(tmp_path / "runs", label, None, samples=50, test=900.0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from cases.reports import SETTINGS, add_run, fill
+from cases.reports import SETTINGS, add_run, add_scores, fill
 from rich.console import Console
 
 from recmix.reports.forms import to_markdown, to_terminal
@@ -144,6 +144,43 @@ def test_notes_list_incomplete_rows(tmp_path):
     assert "without a finite test score" in notes
     assert "RME(5) on MNIST, dim 20 (split 1)" in notes
     assert "not done are left out: 1." in notes
+
+
+EPOCHS = (
+    "Trained for different numbers of epochs: MNIST, dim 20 (VAE+ 4, RESIDUAL 3). Gains over VAE+ are "
+    "comparable only for the same number."
+)
+
+
+def test_note_names_other_numbers_of_epochs(tmp_path):
+    add_run(tmp_path, "VAE", None, epochs=200)  # the start of the others
+    add_run(tmp_path, "VAE+", None, epochs=4)
+    add_run(tmp_path, "RME", 5, epochs=3, training={"epochs": 4})  # stopped early
+    folder = add_run(tmp_path, "RESIDUAL", None, epochs=3)
+    add_scores(folder, inference={"refine": 2}, iwae=946.0)
+    add_run(tmp_path, "RESIDUAL", None, epochs=5, data="omniglot")  # without a control
+    results = summarise(read_store(tmp_path).records)
+    for table in (likelihood_table(results), gain_table(results)):
+        assert [note for note in table.notes if "epochs" in note] == [EPOCHS]
+        for form in (to_markdown(table), to_html(table), " ".join(shown(table, 400).split())):
+            assert EPOCHS in form.replace("\\", "")
+    assert not any("epochs" in note for note in time_table(results).notes)
+
+
+def test_no_note_if_the_numbers_of_epochs_are_equal(tmp_path):
+    add_run(tmp_path, "VAE", None, epochs=200)
+    add_run(tmp_path, "VAE+", None, epochs=4)
+    add_run(tmp_path, "RESIDUAL", None, epochs=4)
+    table = gain_table(summarise(read_store(tmp_path).records))
+    assert not any("epochs" in note for note in table.notes)
+
+
+def test_note_has_no_more_than_six_rows(tmp_path):
+    add_run(tmp_path, "VAE+", None, epochs=9)
+    for order in range(2, 10):
+        add_run(tmp_path, "RME", order, epochs=order)
+    (note,) = (n for n in gain_table(summarise(read_store(tmp_path).records)).notes if "epochs" in n)
+    assert "(VAE+ 9, RME(2) 2, RME(3) 3, RME(4) 4, RME(5) 5, RME(6) 6 and 2 more)" in note
 
 
 def test_gains_are_differences_from_vae_plus(tmp_path):

@@ -27,9 +27,10 @@ def summary_command(
 ) -> None:
     """Write the results of a folder of runs as small files."""
     from recmix.reports.frontier import frontiers
+    from recmix.reports.notes import other_epochs
     from recmix.reports.read_store import read_store
     from recmix.reports.runs import read_runs, write_runs
-    from recmix.reports.statistics import choose_samples
+    from recmix.reports.statistics import choose_samples, summarise
     from recmix.reports.summary import gains, panels, summary, to_json, why_no_panel
     from recmix.runs.files import make_folder, write_bytes
 
@@ -64,6 +65,8 @@ def summary_command(
         for _, model, *cells in some:
             table.add_row(plain(model), *cells)
         out.print(table)
+    for note in other_epochs(summarise(records, samples=chosen)):
+        err.print(f"note: {note}", style="yellow", markup=False)
     if any(line[-1].startswith("(") for line in lines):
         out.print("ms in brackets: other programs may have used the machine during the measurement")
     out.print("wrote", ", ".join(map(str, written)), highlight=False)

@@ -14,12 +14,10 @@ from pathlib import Path
 
 from recmix.errors import ConfigError
 from recmix.runs.folder import Run
-from recmix.runs.process import cores
+from recmix.runs.process import THREADS, cores
 
 __all__ = ["choose_threads", "free_cores", "take_threads", "use_threads"]
 
-VARIABLE = "OMP_NUM_THREADS"
-"""Torch reads its number of threads from this environment variable."""
 COMPUTING = ("train", "demo", "compare", "evaluate", "tune", "figure1", "export")
 """Commands that compute in this process. Grids and the explorer choose threads themselves."""
 SECONDS = 0.2
@@ -61,7 +59,7 @@ def choose_threads(words: list[str]) -> tuple[int | None, str]:
         choose: if OMP_NUM_THREADS is set, the command does not compute, or all cores are idle.
     """
     command = next((word for word in words if not word.startswith("-")), "")
-    if VARIABLE in os.environ or command not in COMPUTING or {"-h", "--help", "--help-all"} & set(words):
+    if THREADS in os.environ or command not in COMPUTING or {"-h", "--help", "--help-all"} & set(words):
         return None, ""
     if "--resume" in words and (before := _threads_of_run(words)) is not None:
         return before, ""
@@ -77,7 +75,7 @@ def choose_threads(words: list[str]) -> tuple[int | None, str]:
 
 def use_threads(threads: int) -> None:
     """Let torch use this number of threads, whether it is imported already or later."""
-    os.environ[VARIABLE] = str(threads)
+    os.environ[THREADS] = str(threads)
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(threads)
 

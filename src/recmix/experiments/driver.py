@@ -17,6 +17,7 @@ from recmix.experiments.store import Store
 from recmix.experiments.time_runs import time_runs
 from recmix.experiments.time_updates import time_updates
 from recmix.experiments.view import print_plan, print_status, print_summary, watching
+from recmix.runs.process import given_threads
 
 __all__ = ["run_grid"]
 
@@ -38,6 +39,9 @@ def run_grid(
     timing: bool = False,
 ) -> int:
     """Train and score all models of a grid that are not done yet. A grid is a list of runs.
+
+    If the environment variable OMP_NUM_THREADS is set, each worker process on this machine uses this
+    number of CPU threads. Otherwise the workers share the cores equally.
 
     Args:
         file: the TOML file that describes the grid, see `recmix.experiments.grid`.
@@ -73,7 +77,8 @@ def run_grid(
         out.print(f"timed {len(finished)} finished runs, one after the other", highlight=False)
         return COMPLETE
     check(entry.job for entry in queue.of_kind("waiting"))
-    slots = make_slots(workers, device) if ray is None else []
+    threads = given_threads()
+    slots = make_slots(workers, device, threads) if ray is None else []
     if dry_run:
         on_gpu = any(slot.gpu is not None for slot in slots)
         timed = time_updates(
@@ -110,6 +115,7 @@ def run_grid(
     counts = queue.counts
     complete = not queue.open and not counts["running"]
     given = {"workers": workers, "ray": ray, "data-root": data_root, "limit-hours": limit_hours}
+    given["threads"] = threads if ray is None else None
     given |= {"device": None if device == "auto" else device}
     options = [f"--{name}={value}" for name, value in given.items() if value is not None]
     print_summary(

@@ -23,7 +23,7 @@ class TimeLeft(NamedTuple):
     known: int  # number of remaining runs with an estimate
     unknown: int  # number of remaining runs without an estimate
     measured: int  # number of finished runs whose times the estimate uses
-    at_most: bool  # whether some runs are counted with all their epochs; they may stop earlier
+    all_epochs: bool  # whether some runs are counted with all their epochs; they may stop earlier
     timed: int = 0  # number of runs whose estimate comes from a few timed updates
 
     def __str__(self) -> str:
@@ -31,11 +31,11 @@ class TimeLeft(NamedTuple):
             return "none"
         if not self.known:
             return "unknown until the first epoch of a run is done"
-        how = "at most about" if self.at_most else "about"
         more = f", and {self.unknown} runs without an estimate" if self.unknown else ""
         sources = [f"{self.measured} finished runs"] if self.measured or not self.timed else []
         sources += ["a few timed updates of each kind of run"] if self.timed else []
-        return f"{how} {in_words(self.seconds)} (from {' and '.join(sources)}){more}"
+        less = "; runs that stop early take less" if self.all_epochs else ""
+        return f"about {in_words(self.seconds)} (from {' and '.join(sources)}{less}){more}"
 
 
 class Clock:
@@ -75,26 +75,26 @@ class Clock:
         running = [entry.job.digest for entry in self.queue.of_kind("running")]
         per_run = self._by_kind(self._seconds)
         per_epoch = self._by_kind({digest: store.last_epoch(digest)[1] for digest in running})
-        total, known, unknown, at_most, timed = 0.0, 0, 0, False, 0
+        total, known, unknown, all_epochs, timed = 0.0, 0, 0, False, 0
         for entry in self.queue.of_kind("waiting", "running", "elsewhere"):
             kinds = self._kinds[entry.job.digest]
             if kinds[0] in self.timed and kinds[0] not in per_run:
                 total += self.timed[kinds[0]]
-                timed, at_most = timed + 1, True
+                timed, all_epochs = timed + 1, True
             elif (seconds := _first(per_run, kinds)) is not None:
                 spent = time.monotonic() - entry.since if entry.kind == "running" else 0.0
                 total += max(0.0, seconds - spent)
             elif (seconds := _first(per_epoch, kinds)) is not None:
                 done, _ = store.last_epoch(entry.job.digest)
                 total += seconds * max(0, entry.job.definition["training"]["epochs"] - done)
-                at_most = True
+                all_epochs = True
             else:
                 unknown += 1
                 continue
             known += 1
         measured = sum(1 for seconds in self._seconds.values() if seconds)
         shared = total / max(1, min(self.workers, known))
-        return TimeLeft(shared, known, unknown, measured, at_most, timed)
+        return TimeLeft(shared, known, unknown, measured, all_epochs, timed)
 
     def _by_kind(self, seconds: Mapping[str, float]) -> dict[Kind, float]:
         """Return the mean seconds of each group of similar runs, from {name of a run: seconds}.

@@ -23,7 +23,7 @@ from recmix.experiments.job_queue import JobQueue, QueuedJob
 from recmix.experiments.stopping import Stop
 from recmix.experiments.store import Store
 from recmix.experiments.view import Watcher
-from recmix.runs.process import cores
+from recmix.runs.process import THREADS, cores
 
 __all__ = ["Slot", "make_slots", "run_here"]
 
@@ -40,10 +40,15 @@ class Slot:
     gpu: str | None = None  # its GPU, as a value of CUDA_VISIBLE_DEVICES; None for the CPU
 
 
-def make_slots(workers: int | None = None, device: str = "auto") -> list[Slot]:
+def make_slots(
+    workers: int | None = None, device: str = "auto", threads: int | None = None
+) -> list[Slot]:
     """Divide the cores and GPUs of this machine among worker processes; return one `Slot` for each.
 
-    `workers` is the number of worker processes: by default one per GPU, or one per core without a GPU.
+    Args:
+        workers: number of worker processes; by default one per GPU, or one per core without a GPU.
+        device: ``auto``, ``cpu``, ``cuda`` and so on.
+        threads: number of CPU threads of each worker; by default the cores are divided equally.
 
     >>> [slot.threads for slot in make_slots(1, "cpu")] == [cores()]
     True
@@ -52,7 +57,7 @@ def make_slots(workers: int | None = None, device: str = "auto") -> list[Slot]:
         raise ConfigError(f"workers must be positive, got {workers}")
     gpus = _gpus(device)
     count = workers or len(gpus) or cores()
-    threads = max(1, cores() // count)
+    threads = threads or max(1, cores() // count)
     return [Slot(threads, gpus[i % len(gpus)] if gpus else None) for i in range(count)]
 
 
@@ -159,7 +164,7 @@ def _start(
             with a GPU always trains on this GPU.
         data_root: folder of the named data sets; None for the default folder.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": str(slot.threads)}
+    environment = {**os.environ, THREADS: str(slot.threads)}
     if slot.gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"], device = slot.gpu, "cuda"
     command = [sys.executable, "-m", "recmix.experiments.worker", str(store.root.resolve())]

@@ -29,6 +29,11 @@ __all__ = ["Watcher", "print_plan", "print_status", "print_summary", "progress",
 REFRESH = 1.0  # seconds between two updates of the live table
 LINE_EVERY = 30.0  # seconds between two lines about the whole grid, if there is no terminal
 SHOWN = 12  # most runs of one kind that are listed
+NOT_TIMED = (
+    "note: times from timed updates include validation and scores, and hold if no other program uses "
+    "the machine. The start of each worker process (some seconds), loading the data and calibration "
+    "come on top."
+)
 COLOURS = {"done": "green", "running": "cyan", "waiting": "white", "failed": "red", "blocked": "yellow"}
 
 
@@ -144,11 +149,13 @@ def print_plan(
     for kind in slowest:
         _print(
             console,
-            f"timed: {kind.name}: {1e3 * kind.update:.3g} ms per update, at most {in_words(kind.run)} "
+            f"timed: {kind.name}: {1e3 * kind.update:.3g} ms per update, about {in_words(kind.run)} "
             f"per run, {kind.runs} runs",
         )
     clock = Clock(queue, workers, {name: kind.run for name, kind in timed.items()})
     _print(console, f"time left with {workers} runs at a time: {clock.left()}")
+    if timed:
+        _print(console, NOT_TIMED)
 
 
 def print_status(grid: Grid, queue: JobQueue, console: Console) -> None:

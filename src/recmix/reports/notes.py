@@ -7,15 +7,18 @@ the other methods.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from recmix.inference.inference import REFINEMENT
 from recmix.reports.paired import FEWEST_PAIRS
-from recmix.reports.records import Row, TableColumn
-from recmix.reports.statistics import TIMED_BATCH, Cell, Results
+from recmix.reports.records import CONTROL, Row, TableColumn
+from recmix.reports.statistics import TIMED_BATCH, Cell, Results, control_of
+from recmix.reports.variants import DEFAULTS
 
-__all__ = ["coloured", "control_missing", "devices", "few", "incomplete", "kinds", "other_noise"]
-__all__ += ["repeated", "smallest"]
+__all__ = ["coloured", "control_missing", "devices", "few", "incomplete", "kinds", "other_epochs"]
+__all__ += ["other_noise", "repeated", "smallest"]
 
 LISTED = 6
 """Largest number of names that a note lists. A note gives the number of the other names."""
@@ -86,6 +89,43 @@ def control_missing(results: Results) -> list[str]:
         *(note + add for note in _note(without, missing)),
         *(note + " Keep one of them in the store." for note in _note(unclear, several)),
     ]
+
+
+def other_epochs(results: Results) -> list[str]:
+    """Make a note that names the rows that were trained for another number of epochs than VAE+.
+
+    The numbers are the training option ``epochs``, so early stopping does not count. Only rows with a
+    gain over VAE+ are named, and only if their training started from a trained model, as that of VAE+.
+    """
+    found = []
+    for column in results.columns:
+        trained: dict[str, set[int]] = defaultdict(set)
+        for cell in results.column(column):
+            control = results.cells.get((control_of(cell.row), column))
+            gain = cell.versus_control and cell.versus_control.difference
+            if control is None or gain is None:
+                continue
+            ours, theirs = _epochs(cell), _epochs(control)
+            if ours and theirs and ours != theirs:
+                trained[str(CONTROL)] |= theirs
+                trained[str(replace(cell.row, inference="", calibrated=False, noise=False))] |= ours
+        words = [f"{row} {' and '.join(map(str, sorted(epochs)))}" for row, epochs in trained.items()]
+        if words:
+            more = f" and {len(words) - LISTED} more" if len(words) > LISTED else ""
+            found.append(f"{column} ({', '.join(words[:LISTED])}{more})")
+    same = " Gains over VAE+ are comparable only for the same number."
+    return [note + same for note in _note("Trained for different numbers of epochs", found)]
+
+
+def _epochs(cell: Cell) -> set[int]:
+    """Return the values of the training option ``epochs`` of the scored runs of a cell.
+
+    Runs that did not start from a trained model are left out.
+    """
+    runs = [cell.chosen[split] for split in cell.values]
+    specs = [run.spec for run in runs if run.continued and run.spec is not None]
+    asked = [{**DEFAULTS, **(spec.get("training") or {})}["epochs"] for spec in specs]
+    return {epochs for epochs in asked if isinstance(epochs, int)}
 
 
 def other_noise(results: Results) -> list[str]:

@@ -160,6 +160,7 @@ def likelihood_table(results: Results) -> Table:
             *notes.few(results),
             *notes.smallest(results),
             *notes.control_missing(results),
+            *notes.other_epochs(results),
             *notes.other_noise(results),
             *notes.incomplete(results),
             *notes.repeated(results),
@@ -204,6 +205,7 @@ def gain_table(results: Results) -> Table:
         notes=[
             *notes.few(results),
             *notes.control_missing(results),
+            *notes.other_epochs(results),
             *notes.other_noise(results),
         ],
     )

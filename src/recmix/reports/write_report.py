@@ -15,6 +15,7 @@ from recmix.reports.latex import latex_document
 from recmix.reports.page import page
 from recmix.reports.published import CITATION
 from recmix.reports.read_store import read_store
+from recmix.reports.records import StoreContent
 from recmix.reports.statistics import choose_samples, summarise
 from recmix.reports.tables import Table, all_tables
 from recmix.runs.files import write_bytes
@@ -50,13 +51,16 @@ def write_report(
 
     Returns:
         The path of the file that was written, or None if the report was printed.
+
+    Raises:
+        RunError: if the folder has no run that can be read. Then no file is written.
     """
     if form not in FORMS:
         raise ConfigError(unknown("format", form, FORMS))
     console, errors = console or Console(), errors or Console(stderr=True)
     found = read_store(store)
-    if not found.records and not found.problems:
-        raise RunError(f"{store} holds no runs yet: train some, then write the report")
+    if not found.records:
+        raise RunError(_no_run(found))
     chosen, note = choose_samples(found.records, samples)
     results = summarise(found.records, samples=chosen, correct=holm)
     path = None
@@ -78,6 +82,21 @@ def write_report(
     _print_notes([note] if note else [], errors)
     _print_notes(found.problems, errors)
     return path
+
+
+def _no_run(found: StoreContent) -> str:
+    """Say that a folder has no run, and why its first subfolders were not read.
+
+    Subfolders that hold runs themselves are named first.
+    """
+    if not found.problems:
+        return f"{found.folder} holds no runs yet: train some, then write the report"
+    problems = sorted(found.problems, key=lambda problem: ": is a folder of runs" not in problem)
+    more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+    return (
+        f"{found.folder} has no run that can be read, so no report is written: give the folder that "
+        f"holds the run folders ({'; '.join(problems[:SHOWN])}{more})"
+    )
 
 
 def _write(path: Path, text: str) -> None:
