@@ -168,6 +168,8 @@ def unknown(what: str, name: str, valid: Iterable[str]) -> str:
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: a misspelt or missing argument raises a `ConfigError` that suggests valid names.
 
+    If the function takes any keyword (``**options``), it checks the names of its options itself.
+
     >>> @check_arguments
     ... def refine(steps, *, how=None): ...
     >>> refine(step=2)
@@ -177,12 +179,14 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """
     signature = inspect.signature(function)
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = [p.name for p in signature.parameters.values() if p.kind in kinds and p.name != "self"]
+    parameters = signature.parameters.values()
+    names = [p.name for p in parameters if p.kind in kinds and p.name != "self"]
+    any_keyword = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
     @functools.wraps(function)
     def checked(*args: P.args, **given: P.kwargs) -> R:
         for name in given:
-            if name not in names:
+            if name not in names and not any_keyword:
                 raise ConfigError(unknown(f"argument of {function.__name__}", name, names))
         try:
             signature.bind(*args, **given)

@@ -413,6 +413,14 @@ def test_values_on_another_scale_are_noted_once(x):
         (lambda model: recmix.wrap(model, liklihood=1), "'liklihood': did you mean 'likelihood'"),
         (lambda model: recmix.load("runs/a", devise="cpu"), "'devise': did you mean 'device'"),
         (lambda model: model.refined(), "missing a required argument: 'steps'"),
+        (
+            lambda model: recmix.fit("vae"),
+            r"fit\(\): missing a required argument: 'data'. Valid: method, data",
+        ),
+        (lambda model: recmix.fit("vae", date=[]), "missing a required argument: 'data'"),
+        (lambda model: recmix.fit("vae", [], model), "too many positional arguments"),
+        (lambda model: recmix.fit_many(), "missing a required argument: 'requests'"),
+        (lambda model: recmix.fit_preset("best"), "missing a required argument: 'data'"),
     ],
 )
 def test_misspelt_arguments_are_named(call, message):
