@@ -139,7 +139,8 @@ def nearest(name: str, valid: Iterable[str]) -> list[str]:
     """
     names = sorted(valid)
     same = [one for one in names if name.lower() == one.lower() or name in OTHER_WORDS.get(one, ())]
-    same += [one for one in names if "_" in one and "".join(w[:1] for w in one.split("_")) == name]
+    words = {one: one.replace("-", "_").split("_") for one in names}
+    same += [one for one in names if len(words[one]) > 1 and "".join(w[:1] for w in words[one]) == name]
     similar = same or difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     return similar or [one for one in names if len(name) > 1 and one.startswith(name)][:3]
 
@@ -159,10 +160,10 @@ def unknown(what: str, name: str, valid: Iterable[str]) -> str:
     """
     names = sorted(valid)
     close = nearest(name, names)
-    hints = [f"did you mean {' or '.join(map(repr, close))}?"] if close else []
+    hint = f": did you mean {' or '.join(map(repr, close))}?" if close else ""
     if len(names) <= MANY:
-        hints.append(f"Valid: {', '.join(names)}")
-    return f"unknown {what} {name!r}" + (f": {' '.join(hints)}" if hints else "")
+        hint += f"{'' if close else '.'} Valid: {', '.join(names)}"
+    return f"unknown {what} {name!r}{hint}"
 
 
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
