@@ -143,7 +143,8 @@ def nearest(name: str, valid: Iterable[str]) -> list[str]:
     """
     names = sorted(valid)
     same = [one for one in names if name.lower() == one.lower() or name in OTHER_WORDS.get(one, ())]
-    same += [one for one in names if "_" in one and "".join(w[:1] for w in one.split("_")) == name]
+    words = {one: one.replace("-", "_").split("_") for one in names}
+    same += [one for one in names if len(words[one]) > 1 and "".join(w[:1] for w in words[one]) == name]
     similar = same or difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     return similar or [one for one in names if len(name) > 1 and one.startswith(name)][:3]
 
@@ -163,14 +164,16 @@ def unknown(what: str, name: str, valid: Iterable[str]) -> str:
     """
     names = sorted(valid)
     close = nearest(name, names)
-    hints = [f"did you mean {' or '.join(map(repr, close))}?"] if close else []
+    hint = f": did you mean {' or '.join(map(repr, close))}?" if close else ""
     if len(names) <= MANY:
-        hints.append(f"Valid: {', '.join(names)}")
-    return f"unknown {what} {name!r}" + (f": {' '.join(hints)}" if hints else "")
+        hint += f"{'' if close else '.'} Valid: {', '.join(names)}"
+    return f"unknown {what} {name!r}{hint}"
 
 
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: a misspelt or missing argument raises a `ConfigError` that suggests valid names.
+
+    If the function takes any keyword (``**options``), it checks the names of its options itself.
 
     >>> @check_arguments
     ... def refine(steps, *, how=None): ...
@@ -181,12 +184,14 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """
     signature = inspect.signature(function)
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = [p.name for p in signature.parameters.values() if p.kind in kinds and p.name != "self"]
+    parameters = signature.parameters.values()
+    names = [p.name for p in parameters if p.kind in kinds and p.name != "self"]
+    any_keyword = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
     @functools.wraps(function)
     def checked(*args: P.args, **given: P.kwargs) -> R:
         for name in given:
-            if name not in names:
+            if name not in names and not any_keyword:
                 raise ConfigError(unknown(f"argument of {function.__name__}", name, names))
         try:
             signature.bind(*args, **given)

@@ -412,7 +412,20 @@ def test_values_on_another_scale_are_noted_once(x):
         (lambda model: model.elbo(0, sample=2), "argument of elbo 'sample': did you mean 'samples'"),
         (lambda model: recmix.wrap(model, liklihood=1), "'liklihood': did you mean 'likelihood'"),
         (lambda model: recmix.load("runs/a", devise="cpu"), "'devise': did you mean 'device'"),
+        (
+            lambda model: model.refined(1, how="gn"),
+            "unknown value of how 'gn': did you mean 'gauss-newton'.*: auto, conj",
+        ),
+        (lambda model: model.refined(1, how="best"), r"unknown value of how 'best'\. Valid: auto, conj"),
         (lambda model: model.refined(), "missing a required argument: 'steps'"),
+        (
+            lambda model: recmix.fit("vae"),
+            r"fit\(\): missing a required argument: 'data'. Valid: method, data",
+        ),
+        (lambda model: recmix.fit("vae", date=[]), "missing a required argument: 'data'"),
+        (lambda model: recmix.fit("vae", [], model), "too many positional arguments"),
+        (lambda model: recmix.fit_many(), "missing a required argument: 'requests'"),
+        (lambda model: recmix.fit_preset("best"), "missing a required argument: 'data'"),
     ],
 )
 def test_misspelt_arguments_are_named(call, message):

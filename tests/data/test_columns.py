@@ -4,12 +4,15 @@ import types
 
 import numpy as np
 import pytest
+import torch
+from cases.commands import call
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import recmix
 from recmix.data import as_data, check_examples, from_arrays, load, rebuild
-from recmix.data.columns import read_csv
+from recmix.data.columns import check_columns, read_csv
 from recmix.errors import DataError
 
 names = st.lists(st.text("abcé ,\"'\n", min_size=1).filter(str.strip), min_size=3, max_size=3)
@@ -171,6 +174,73 @@ def test_parts_must_have_the_columns_of_the_training_part(frame):
     with pytest.raises(DataError, match="x_val lacks the columns age, and has none more"):
         from_arrays(frame, frame.drop(columns="age"))
     assert from_arrays(frame, frame.to_numpy(float)).columns == tuple(frame.columns)
+
+
+SHORT = {"epochs": 1, "latent": 2, "device": "cpu", "progress": False, "likelihood": "gaussian-features"}
+
+
+@pytest.fixture
+def model(frame):
+    return recmix.fit("vae", frame, **SHORT)
+
+
+def test_models_refuse_the_columns_of_the_training_in_another_order(frame, model):
+    other = frame[frame.columns[::-1]]
+    message = (
+        r"x has its columns in another order: column 1 is 'weight', expected 'age'\. "
+        r"Give .* frame\[\['age', 'height', 'smoker', 'weight'\]\]"
+    )
+    uses = [model.elbo, model.posterior, model.reconstruct, model.calibrated, model.latent_report]
+    for use in uses:
+        with pytest.raises(DataError, match=message):
+            use(other)
+    with pytest.raises(DataError, match="x lacks the columns age, and has years more: column 1 is 'yea"):
+        model.elbo(frame.rename(columns={"age": "years"}))
+    with pytest.raises(DataError, match="x lacks the columns weight, and has none more"):
+        model.elbo(frame[frame.columns[:3]])
+    with pytest.raises(DataError, match="the data arrays has its columns in another order"):
+        recmix.fit("vae", other, init=model, **SHORT)
+    with pytest.raises(DataError, match="arrays has its columns in another order"):
+        model.explore(as_data(other))
+
+
+def test_tables_without_names_are_accepted_after_training_with_names(frame, model, pandas):
+    values = frame.to_numpy(float)
+    expected = model.elbo(frame)
+    torch.testing.assert_close(model.elbo(values), expected)
+    torch.testing.assert_close(model.elbo(pandas.DataFrame(values)), expected)  # columns 0, 1, ...
+    torch.testing.assert_close(model.elbo(frame.rename(columns=lambda name: f" {name}")), expected)
+
+
+def test_columns_without_names_in_another_order_are_refused(frame, pandas):
+    numbered = pandas.DataFrame(frame.to_numpy(float))
+    model = recmix.fit("vae", numbered, **SHORT)
+    torch.testing.assert_close(model.elbo(frame), model.elbo(numbered))
+    with pytest.raises(DataError, match="column 1 is '3', expected '0'"):
+        model.elbo(numbered[numbered.columns[::-1]])
+
+
+def test_long_lists_of_columns_are_not_repeated():
+    names = [f"c{n}" for n in range(30)]
+    with pytest.raises(DataError, match=r"column 1 is 'c29', expected 'c0'.*frame\[list\(known\)\]"):
+        check_columns(names[::-1], names, "x", "known")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "tune"])
+def test_commands_refuse_files_with_the_columns_in_another_order(command, tmp_path, capsys):
+    values = np.random.default_rng(0).normal(size=(40, 3))
+    for name, order in {"train": [0, 1, 2], "turned": [2, 1, 0]}.items():
+        header = ",".join(np.array(["age", "height", "income"])[order])
+        np.savetxt(tmp_path / f"{name}.csv", values[:, order], delimiter=",", header=header, comments="")
+    np.savetxt(tmp_path / "plain.csv", values, delimiter=",")
+    run = tmp_path / "run"
+    recmix.fit("vae", tmp_path / "train.csv", out=run, **SHORT)
+    words = ["--milliseconds", "1000"] if command == "tune" else ["--samples", "2"]
+    assert call(command, run, "--data", tmp_path / "plain.csv", *words) == 0
+    capsys.readouterr()
+    assert call(command, run, "--data", tmp_path / "turned.csv", *words) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "turned.csv has its columns in another order: column 1 is 'income', expected 'age'" in message
 
 
 def test_frames_that_do_not_hold_numbers_are_rejected(frame, pandas):

@@ -1,4 +1,5 @@
 import pickle
+import re
 import shutil
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recmix.data import load
 from recmix.data.file_images import FileImages, ImageFolder, check_resize, from_pillow
 from recmix.errors import ConfigError, DataError
 
@@ -202,3 +204,13 @@ def test_stream_auto_depends_on_memory_limit(store, monkeypatch):
 def test_size_and_crop_out_of_range_are_rejected(size, crop):
     with pytest.raises(ConfigError, match="expected"):
         check_resize(size, crop)
+
+
+@pytest.mark.parametrize("value", [(16, 16), "16", 16.0, True])
+@pytest.mark.parametrize("name", ["size", "crop"])
+def test_size_and_crop_must_be_one_whole_number(name, value, tmp_path):
+    Image.new("L", (20, 20)).save(tmp_path / "a.png")
+    given = {"size": 16, name: value}
+    message = rf"{name} is {re.escape(repr(value))}; expected one whole number, .*: write {name}=64"
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, **given)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases.contract import BATCH, LATENT, images, make, seeded
+from cases.contract import BATCH, LATENT, SHAPE, images, make, seeded
 from torch import nn
 
 import recmix
@@ -17,6 +17,9 @@ from recmix.methods.optimizers import make_optimizer
 from recmix.methods.registry import METHODS, find_component, find_method, register, register_component
 from recmix.methods.training_checks import check_can_be_distilled
 from recmix.methods.vae import VAE, GaussianComponent
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Gaussian
+from recmix.model.networks import make_decoder, make_encoder
 from recmix.objectives import elbo, iwae
 from recmix.posteriors import Mixture
 
@@ -282,6 +285,26 @@ def test_only_methods_with_the_default_step_and_loss_can_weight_their_kl():
     for name in ("step", "loss"):
         assert not type("Own", (VAE,), {name: own}).maximises_elbo_only()
     assert not METHODS["vlae"].maximises_elbo_only()
+
+
+def vae_of(latent=LATENT, shape=SHAPE, kind="conv"):
+    model = LatentModel(make_decoder(kind, shape, latent), Gaussian(0.1), latent=latent, shape=shape)
+    return METHODS["vae"](model, make_encoder(kind, shape, latent)).double()
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"latent": LATENT + 1}, f"the given vae has latent {LATENT + 1}, expected {LATENT}: make both"),
+        ({"shape": (1, 9, 9)}, r"the given vae has shape \(1, 9, 9\), expected \(1, "),
+        ({"kind": "mlp"}, "the encoder of the given vae has another architecture"),
+    ],
+)
+def test_start_from_another_model_is_refused(name, other, message):
+    with pytest.raises(ConfigError, match=message):
+        make(name).start_from(vae_of(**other))
+    make(name).start_from(vae_of())
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -159,6 +159,8 @@ def test_damaged_specs_are_named(folder):
         (content | {"format": 1}, "has format 1, this version of recmix reads format 2"),
         (content | {"surprise": 1}, "unknown field"),
         (content | {"format": None}, "no format number"),
+        (content | {"data": {"columns": "age"}}, "columns must be a list"),
+        (content | {"data": {"columns": [3]}}, "columns must be a list of names"),
         (content | {"method": "nosuch"}, "unknown method"),
     ]:
         write_json(spec, broken)

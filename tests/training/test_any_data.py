@@ -17,7 +17,7 @@ FAST = {"epochs": 2, "latent": 2, "batch_size": 20, "progress": False, "device":
 def table(count=60, features=6):
     rng = np.random.default_rng(0)
     z = rng.normal(size=(count, 2))
-    return (z @ rng.normal(size=(2, features)) * [1, 10, 0.1, 1, 5, 1] + 100).astype(np.float32)
+    return (z @ rng.normal(size=(2, features)) * [1, 10, 0.5, 1, 5, 1] + 100).astype(np.float32)
 
 
 def counts(count=60):

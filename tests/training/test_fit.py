@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from recmix.model.networks import make_encoder
 from recmix.runs.training_options import Training
 from recmix.training.job import Job
 from recmix.training.loop import train
+from recmix.training.request import read_request
 from recmix.training.schedule import rate_factor
 
 
@@ -195,6 +197,24 @@ def test_callbacks_are_called_after_each_epoch(data):
     for given in (["print"], print, "print"):
         with pytest.raises(ConfigError, match=r"callbacks must be a list .*callbacks=\[function\]"):
             recmix.fit("vae", data, callbacks=given, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("callback", "problem"),
+    [
+        (lambda epoch: None, "too many positional arguments"),
+        (lambda epoch, metrics, more: None, "missing a required argument: 'more'"),
+        (partial(print, end=""), None),
+        (max, None),  # a built-in function without a known signature
+    ],
+)
+def test_callbacks_with_other_arguments_are_refused(callback, problem, data):
+    if problem is None:
+        read_request("vae", callbacks=[callback], **SMALL)
+        return
+    message = rf"callbacks are called with \(epoch, metrics\), but .* takes other .*{problem}.*: write"
+    with pytest.raises(ConfigError, match=message):
+        recmix.fit("vae", data, callbacks=[callback], **SMALL)
 
 
 def test_error_in_a_callback_stops_the_training(tmp_path, data):

@@ -27,6 +27,34 @@ def test_equal_values(bits):
         recmix.fit("vae", 0 * bits, **SHORT)
 
 
+@pytest.fixture
+def table():
+    """Rows of age, height in metres, income and a constant."""
+    rng = np.random.default_rng(0)
+    columns = rng.normal(40, 12, 60), rng.normal(1.7, 0.1, 60), rng.normal(4e4, 2e4, 60), np.ones(60)
+    return np.stack(columns, 1)
+
+
+def test_columns_of_very_different_scales(table):
+    advice = (
+        r'columns differ by a factor of \d\d\d,\d\d\d, .*standardise = "features" \(--standardise fea'
+    )
+    with pytest.warns(DataWarning, match=advice):
+        model = recmix.fit("vae", table, **SHORT)
+    assert model.spec.model.likelihood == "gaussian"
+
+
+@pytest.mark.filterwarnings("ignore:the validation bound")
+def test_columns_that_the_likelihood_fits_give_no_warning(table):
+    recmix.fit("vae", table, standardise="features", **SHORT)
+    recmix.fit("vae", table, likelihood="gaussian-features", **SHORT)
+    recmix.fit("vae", table / [1, 0.1, 1000, 1], **SHORT)  # a constant column is ignored
+    flag = np.arange(60)[:, None] == 0  # a column that is seldom above 0 has the scale of the others
+    recmix.fit("vae", np.hstack([np.random.default_rng(0).normal(20, 20, (60, 1)), flag]), **SHORT)
+    pictures = table[:, :3].repeat(3, 1).reshape(-1, 3, 3)
+    recmix.fit("vae", recmix.data.ArrayExamples(pictures.astype(np.float32)), **SHORT)
+
+
 def networks(*last):
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
     return encoder, nn.Sequential(nn.Linear(2, 64), nn.Unflatten(1, (1, 8, 8)), *last)

@@ -27,6 +27,7 @@ from recmix.training.wrap import wrap_networks
 __all__ = ["fit", "fit_many", "fit_preset", "load", "wrap"]
 
 
+@check_arguments
 def fit(
     method: str | type[Method] | Method,
     data: Any,
@@ -77,6 +78,7 @@ def fit(
     return fit_many([request | options], progress=progress)[0]
 
 
+@check_arguments
 def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None) -> list[Model]:
     """Train many models: on a GPU all at once in one process, elsewhere one after the other.
 
@@ -100,6 +102,7 @@ def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None
     return [_model(found) for found in trained]
 
 
+@check_arguments
 def fit_preset(
     preset: str | Path | Preset, data: Any, *, progress: bool | None = None, **arguments: Any
 ) -> Model:

@@ -10,9 +10,10 @@ from numbers import Integral
 from typing import Any, Self
 
 from recmix.api.trained_posterior import TrainedPosterior
-from recmix.errors import ConfigError, check_arguments, shown
+from recmix.errors import ConfigError, check_arguments, shown, unknown
 from recmix.evaluation.calibrate import calibrate
 from recmix.evaluation.tune import Frontier, best_refinement, tune
+from recmix.inference.inference import REFINEMENT
 
 __all__ = ["ImprovablePosterior"]
 
@@ -58,6 +59,8 @@ class ImprovablePosterior(TrainedPosterior):
             raise ConfigError(
                 f"steps must be a whole number of 0 or more, got {shown(steps)}: try 1, 2 or 4"
             )
+        if isinstance(how, str) and how not in (kinds := [*REFINEMENT, "auto"]):
+            raise ConfigError(unknown("value of how", how, kinds))
         if how == "auto":
             if x is None:
                 raise ConfigError("how = 'auto' chooses on validation examples: give them as x")

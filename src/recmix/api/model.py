@@ -253,6 +253,7 @@ class Model(ImprovablePosterior):
         if isinstance(data, str | Path):
             data = load_again(data, self.spec.data, vocabulary=self.vocabulary, shape=self.spec.shape)
         if isinstance(data, Data):
+            self._check_columns(data.columns, data.name)
             data = data.x_val if data.x_test is None else data.x_test
         if data is not None and not isinstance(data, Examples):
             data = ArrayExamples(self._examples(data).float().numpy(force=True))

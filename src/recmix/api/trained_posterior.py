@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recmix.data import DataWarning, Examples, check_examples, check_values
+from recmix.data.columns import check_columns, is_frame, names_of_frame
 from recmix.data.text_data import is_texts
 from recmix.errors import ConfigError, DataError, memory_advice, unknown
 from recmix.evaluation.calibrate import EXAMPLES
@@ -230,12 +231,23 @@ class TrainedPosterior(nn.Module):
         if on_device and tuple(x.shape[1:]) == model.shape and len(x) and bool(x.isfinite().all()):
             return x.detach().to(like.device, like.dtype)  # without a copy to the host
         fields = None if model.fields is None else model.fields.shapes
+        if is_frame(x):
+            self._check_columns(names_of_frame(x), "x")
         checked = check_examples(x, what="x", shape=model.shape, fields=fields)
         check_values(checked, model.likelihood.requirement, model.likelihood.name)
         if self.seen is not None and checked.dtype != np.uint8:
             self.seen.check(checked[:CHUNK])
         examples = torch.as_tensor(checked, device=like.device).to(like.dtype)
         return examples / 255 if checked.dtype == np.uint8 else examples
+
+    def _check_columns(self, given: Sequence[str] | None, what: str) -> None:
+        """Raise a DataError if a table with names has other columns than the training examples.
+
+        Nothing is checked if the table, or the training examples, had no names of columns.
+        """
+        expected = self.spec.data.get("columns")
+        if given and expected:
+            check_columns(given, expected, what, 'model.spec.data["columns"]')
 
     def _first_examples(self, x: Any) -> Tensor:
         """Return the first thousand of the user's examples x as a tensor, or all if there are fewer."""

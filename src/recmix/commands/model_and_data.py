@@ -68,8 +68,9 @@ def data_of(model: Model, data: str | None, root: Path | None) -> Data:
 def check_data(model: Model, data: Data, parts: list[Any], run: str, name: str) -> None:
     """Raise an error if a model cannot score the data.
 
-    Examples must have the shape of the training examples, or the same named fields. Their values must
-    be possible under the model's likelihood.
+    Examples must have the shape of the training examples, or the same named fields. The columns of a
+    table must have the same names in the same order. The values must be possible under the model's
+    likelihood.
 
     Args:
         parts: the parts of `data` that are used, such as its test part.
@@ -77,7 +78,10 @@ def check_data(model: Model, data: Data, parts: list[Any], run: str, name: str) 
         name: name of the data, for the error message.
     """
     from recmix.data import check_values
+    from recmix.data.columns import check_columns
 
+    if data.columns and (columns := model.spec.data.get("columns")):
+        check_columns(data.columns, columns, name, 'model.spec.data["columns"]')
     fields = model.method.model.fields
     expected = model.spec.shape if fields is None else fields.shapes
     given = data.shape if fields is None else data.fields

@@ -18,10 +18,20 @@ from recmix.data.limits import check_file, check_size
 from recmix.errors import DataError
 from recmix.model.fields import check_exact
 
-__all__ = ["ColumnTable", "is_frame", "is_number", "read_csv", "read_parquet", "table_of_frame"]
+__all__ = [
+    "ColumnTable",
+    "check_columns",
+    "is_frame",
+    "is_number",
+    "names_of_frame",
+    "read_csv",
+    "read_parquet",
+    "table_of_frame",
+]
 
 _TEXT_SHARE = 8  # reading text needs about this many times its size in memory
 _MISSING = ("", "na", "n/a", "null", "none", "?")  # cells for missing values, in lower case
+_MANY = 10  # an error message lists all columns of a table only if there are at most this many
 _OLDEST_PYARROW = (14, 0, 1)  # older versions unpickle what a file contains
 
 
@@ -38,12 +48,57 @@ def is_frame(x: Any) -> bool:
     return pandas is not None and isinstance(x, pandas.DataFrame)
 
 
+def names_of_frame(frame: Any) -> tuple[str, ...]:
+    """Return the names of the columns of a pandas DataFrame."""
+    return tuple(map(str, frame.columns))
+
+
+def check_columns(given: Sequence[str], expected: Sequence[str], what: str, known: str) -> None:
+    """Raise a DataError if a table has other columns than expected, or the same in another order.
+
+    Names are compared without the white space around them. The names 0, 1, ... which pandas gives to
+    columns without names are compared only with the same numbers in another order.
+
+    >>> check_columns(["height", "age"], ["age", "height"], "x", "data.columns")
+    Traceback (most recent call last):
+    ...
+    recmix.errors.DataError: x has its columns in another order: column 1 is 'height', expected 'age'. \
+Give the columns in the order of training, in pandas frame[['age', 'height']]
+
+    Args:
+        given: Names of the columns of the table.
+        expected: Names of the columns of the training examples.
+        what: Name of the table in error messages.
+        known: Where the user finds the expected names if they are too many for the error message.
+    """
+    given, expected = ([name.strip() for name in names] for names in (given, expected))
+    if given == expected:
+        return
+    same = sorted(given) == sorted(expected)
+    if not same and any(names == [str(n) for n in range(len(names))] for names in (given, expected)):
+        return
+    found = "has its columns in another order"
+    if not same:
+        missing = [name for name in expected if name not in given][:5]
+        more = [name for name in given if name not in expected][:5]
+        found = (
+            f"lacks the columns {', '.join(missing) or 'none'}, and has {', '.join(more) or 'none'} more"
+        )
+    both = enumerate(zip(given, expected, strict=False), 1)
+    pairs = (f": column {number} is {a!r}, expected {b!r}" for number, (a, b) in both if a != b)
+    listed = str(expected) if len(expected) <= _MANY else f"list({known})"
+    raise DataError(
+        f"{what} {found}{next(pairs, '')}. Give the columns in the order of training, in pandas "
+        f"frame[{listed}]"
+    )
+
+
 def table_of_frame(frame: Any, what: str) -> ColumnTable:
     """Return the numbers and the column names of a pandas DataFrame. The index is not used.
 
     `what` is the name of the table in error messages.
     """
-    names = tuple(map(str, frame.columns))
+    names = names_of_frame(frame)
     kinds = zip(names, frame.dtypes, strict=True)
     wrong = [f"{name!r} ({kind})" for name, kind in kinds if getattr(kind, "kind", "O") not in "biuf"]
     _refuse_columns(what, wrong)

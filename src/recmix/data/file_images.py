@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Integral
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from recmix.data.examples import Array, ArrayExamples, Examples, Index, rows
 from recmix.data.limits import check_file, check_members, check_regular, check_size, read_at_most
-from recmix.errors import ConfigError, DataError
+from recmix.errors import ConfigError, DataError, shown
 
 __all__ = [
     "SUFFIXES",
@@ -306,12 +307,18 @@ class FileImages(Examples):
         return self.folder.pixels(self.names[number], self.channels, self.size, self.crop)
 
 
-def check_resize(size: int | None, crop: int | None) -> None:
-    """Raise a ConfigError if the option `size` or `crop` is given and not positive."""
-    if size is not None and size < 1:
-        raise ConfigError(f"size is {size}; expected 1 pixel or more")
-    if crop is not None and crop < 1:
-        raise ConfigError(f"crop is {crop}; expected 1 pixel or more")
+def check_resize(size: Any, crop: Any) -> None:
+    """Raise a ConfigError if the option `size` or `crop` is given and no positive whole number."""
+    for name, value in (("size", size), ("crop", crop)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ConfigError(
+                f"{name} is {shown(value)}; expected one whole number, the side of a square: write "
+                f"{name}=64"
+            )
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; expected 1 pixel or more")
 
 
 def check_no_resize(options: Mapping[str, Any], why: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recmix.data.checks import check_examples, is_tensor, pack_fields, to_numpy
-from recmix.data.columns import ColumnTable, is_frame, table_of_frame
+from recmix.data.columns import ColumnTable, check_columns, is_frame, table_of_frame
 from recmix.data.examples import Array, ArrayExamples, Examples, to_unit
 from recmix.data.file_images import from_pillow
 from recmix.data.sparse_examples import SparseExamples, is_sparse
@@ -120,7 +120,7 @@ def read_part(
     if isinstance(x, ColumnTable):
         x, columns = x
         if form is not None and form.columns and columns:
-            _check_columns(columns, form.columns, what)
+            check_columns(columns, form.columns, what, "x_train.columns")
     if like is not None and shape is None:
         x = to_numpy(x, what)
         shape = like if x.shape[1:] == like else None
@@ -144,22 +144,6 @@ def _read_fields(
     packed, fields = pack_fields(x, what, None if form is None else form.fields)
     array = check_examples(packed, what=what, at_least=at_least)
     return ArrayExamples(array), Form(array.shape[1:], fields)
-
-
-def _check_columns(columns: tuple[str, ...], expected: tuple[str, ...], what: str) -> None:
-    if columns == expected:
-        return
-    missing = [name for name in expected if name not in columns][:5]
-    more = [name for name in columns if name not in expected][:5]
-    found = "has its columns in another order"
-    if missing or more:
-        found = (
-            f"lacks the columns {', '.join(missing) or 'none'}, and has {', '.join(more) or 'none'} more"
-        )
-    raise DataError(
-        f"{what} {found}; expected the columns {', '.join(expected[:5])}"
-        f"{', ...' if len(expected) > 5 else ''} in this order: in pandas use {what}[list_of_names]"
-    )
 
 
 def _is_sequence_of_examples(x: Any) -> bool:

@@ -25,7 +25,7 @@ __all__ = [
     "Method",
     "Objective",
     "Optimizers",
-    "check_is_method",
+    "check_source",
     "copy_weights",
     "fuse_networks",
     "infer",
@@ -324,7 +324,7 @@ class Method(CountsTraining, ABC):
         If `other` has the same class and shapes, all its weights are copied. Otherwise only its model
         p(x, z) and its first encoder are copied.
         """
-        check_is_method(other)
+        check_source(self, other)
         if type(other) is type(self) and same_shapes(self, other):
             copy_weights(self, other)
             return
@@ -332,10 +332,31 @@ class Method(CountsTraining, ABC):
         self.base_encoder.load_state_dict(other.base_encoder.state_dict())
 
 
-def check_is_method(other: object) -> None:
-    """Raise a ConfigError unless `other` is a `Method`, as the argument of `start_from` must be."""
+def check_source(method: Method, other: object) -> None:
+    """Raise a ConfigError unless `method` can start from `other`.
+
+    `other` must be a `Method` whose model, encoder and decoder have the shapes of those of `method`.
+    """
     if not isinstance(other, Method):
         raise ConfigError(f"start_from takes a Method, got {shown(other)}: give model.method")
+    mine, theirs = method.model, other.model
+    for name in ("latent", "shape"):
+        given, expected = getattr(theirs, name), getattr(mine, name)
+        if given != expected:
+            raise ConfigError(
+                f"start_from: the given {other.name} has {name} {given}, expected {expected}: make both "
+                f"methods with one {name}"
+            )
+    networks = {
+        "encoder": (method.base_encoder, other.base_encoder),
+        "decoder": (mine.decoder, theirs.decoder),
+    }
+    for name, (one, two) in networks.items():
+        if not same_shapes(one, two):
+            raise ConfigError(
+                f"start_from: the {name} of the given {other.name} has another architecture than "
+                f"that of this {method.name}: make both with the same network"
+            )
 
 
 def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:

@@ -20,7 +20,7 @@ from recmix.methods.method import (
     Method,
     Objective,
     Optimizers,
-    check_is_method,
+    check_source,
     copy_weights,
     same_shapes,
     update,
@@ -180,7 +180,7 @@ class RecursiveMixture(Method):
         of the mixture weights) are copied too. Noise is then added to the weights of all components,
         except the first one and those that were copied from a recursive mixture.
         """
-        check_is_method(other)
+        check_source(self, other)
         copy_weights(self.model, other.model)
         parts: Any = self.components
         for part in parts:

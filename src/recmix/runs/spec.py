@@ -26,6 +26,7 @@ KIND_NAMES = {
     int: "a whole number",
     bool: "true or false",
     dict: "an object",
+    list: "a list",
     type(None): "null",
 }
 KINDS: dict[str, tuple[type, ...]] = {
@@ -46,6 +47,7 @@ DATA_KINDS: dict[str, tuple[type, ...]] = {
     "root": (str, type(None)),
     "seed": (int,),
     "options": (dict,),
+    "columns": (list,),
     "vocabulary": (dict,),
 }
 """The JSON types of fields of the description of the data."""
@@ -138,6 +140,8 @@ def check_description(data: Mapping[str, Any]) -> None:
     _check_kinds(data, DATA_KINDS)
     _check_kinds(data.get("options", {}), LOAD_KINDS)
     _check_kinds(data.get("vocabulary", {}), VOCABULARY_KINDS)
+    if not all(isinstance(name, str) for name in data.get("columns", [])):
+        raise ConfigError(f"columns must be a list of names, got {data['columns']!r:.80}")
     for name in data.get("options", {}):
         if name not in LOAD_KINDS:
             raise ConfigError(unknown("option of the data", name, LOAD_KINDS))

@@ -7,6 +7,7 @@ The result, a `Request`, has the method, its options, the initial model and the 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,16 @@ def _check_arguments(
             f"callbacks must be a list of functions of (epoch, metrics), got {shown(callbacks)}: write "
             "callbacks=[function]"
         )
+    for callback in callbacks:
+        try:
+            inspect.signature(callback).bind(1, {})
+        except TypeError as error:
+            raise ConfigError(
+                f"callbacks are called with (epoch, metrics), but {shown(callback)} takes other "
+                f"arguments ({error}): write def callback(epoch, metrics)"
+            ) from None
+        except ValueError:  # the signature of some built-in functions is not known
+            continue
 
 
 def check_start(init: Any) -> None:

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from recmix.data import Data
+from recmix.data.columns import check_columns
 from recmix.errors import ConfigError
 from recmix.methods.method import Method, same_shapes
 from recmix.runs.spec import Spec
@@ -16,7 +17,7 @@ __all__ = ["check_architecture", "check_data", "check_instance", "check_options"
 
 
 def check_data(start: Trained, data: Data) -> None:
-    """Raise a ConfigError if the trained model to start from has another vocabulary than the data.
+    """Raise an error if the trained model to start from has another vocabulary, or other columns.
 
     Also warn if the test examples of the data were probably training examples of this model.
     """
@@ -26,6 +27,8 @@ def check_data(start: Trained, data: Data) -> None:
             f"init was trained with another vocabulary, {theirs!r}, than that of the data, {ours!r}: "
             "load the data with vocabulary=init.vocabulary"
         )
+    if data.columns and (columns := start.spec.data.get("columns")):
+        check_columns(data.columns, columns, f"the data {data.name}", 'init.spec.data["columns"]')
     counts = start.spec.data.get("counts") or {}
     if data.x_test is None or not counts or counts.get("test"):
         return

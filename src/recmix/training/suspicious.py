@@ -6,11 +6,13 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from recmix.data import Data, DataWarning
 from recmix.methods.method import Method
+from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Bernoulli, Gaussian, ProbabilityBernoulli
 from recmix.model.network_checks import mistaken_output
 
@@ -19,7 +21,12 @@ __all__ = ["fell", "warn_if_misread", "warn_if_suspicious"]
 FEWEST = 5
 """Fewer training examples than this are probably a mistake."""
 LOOKED_AT = 1000
-"""Number of training examples that are searched for two different values."""
+"""Number of training examples that are searched for two different values, and that the standard
+deviations of columns are estimated from."""
+SCALES = 100.0
+"""Columns of a table have very different scales if the largest of their standard deviations is more than
+this many times the smallest, and the same holds for their ranges, maximum - minimum. (Flags and pixels
+that are seldom above 0 have small deviations, but no small range.)"""
 EXAMPLES, SAMPLES = 16, 4
 """Number of examples, and of samples of z for each example, with which a VAE is tested."""
 CLEAR_NATS, CLEAR_SHARE = 2.0, 0.05
@@ -41,7 +48,10 @@ training. `WORSE` is for the bound of the kept weights, `EXPLODED` for the lowes
 
 
 def warn_if_suspicious(data: Data, method: Method, *, own_decoder: bool) -> None:
-    """Warn of very few examples, of values that are all equal, and of probabilities used as logits.
+    """Warn of data and networks that are probably a mistake.
+
+    These are very few examples, values that are all equal, columns of very different scales, and
+    probabilities used as logits.
 
     Args:
         own_decoder: whether the user wrote the decoder. Only then are its outputs tested.
@@ -53,11 +63,37 @@ def warn_if_suspicious(data: Data, method: Method, *, own_decoder: bool) -> None
         few = data.x_train[:LOOKED_AT]
         if few.size > 1 and few.min() == few.max():
             _warn(f"all values of the training data are {few.min():g}: nothing can be learned from them")
+        if text := _different_scales(few, method.model):
+            _warn(text)
     model = method.model
     if own_decoder and (
         text := mistaken_output(model.decoder, model.likelihood, model.latent, model.centre)
     ):
         warnings.warn(text, stacklevel=2)
+
+
+def _different_scales(x: np.ndarray, model: LatentModel) -> str:
+    """Return a warning if one variance must fit columns of very different scales, else "".
+
+    Constant columns are ignored.
+
+    Args:
+        x: a few training examples, (B, F) if they are vectors.
+    """
+    if x.ndim != 2 or type(model.likelihood) is not Gaussian or model.spread is not None:
+        return ""
+    changing = x[:, (x != x[:1]).any(0)]
+    deviations = changing.std(0, dtype=np.float64)
+    if not deviations.size:
+        return ""
+    if any(sizes.max() <= SCALES * sizes.min() for sizes in (deviations, np.ptp(changing, 0))):
+        return ""
+    return (
+        "the standard deviations of the columns differ by a factor of "
+        f"{deviations.max() / deviations.min():,.0f}, but the gaussian likelihood has one variance for "
+        'all of them. Train with standardise = "features" (--standardise features), which divides each '
+        "column by its standard deviation"
+    )
 
 
 @torch.no_grad()
