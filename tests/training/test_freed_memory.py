@@ -33,14 +33,12 @@ def run(code: str) -> list[float]:
 
 
 def test_larger_arrays_take_their_memory_once_while_freed_memory_is_kept():
-    outside, inside, after = run(
+    outside, inside = run(
         "print(faults(48))\n"
         "with freed_memory.keep_freed_memory():\n    faults(48)\n    print(faults(48))\n"
-        "print(faults(48))"
     )
     assert outside > 9 * 48 * 256 * 0.9 or outside < 1000  # huge pages make few faults anyway
     assert inside < 1000
-    assert abs(after - outside) < 0.1 * max(outside, 1000)
 
 
 def test_memory_is_returned_at_the_end():
