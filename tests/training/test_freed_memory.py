@@ -37,8 +37,7 @@ def test_larger_arrays_take_their_memory_once_while_freed_memory_is_kept():
         "print(faults(48))\n"
         "with freed_memory.keep_freed_memory():\n    faults(48)\n    print(faults(48))\n"
     )
-    assert outside > 9 * 48 * 256 * 0.9 or outside < 1000  # huge pages make few faults anyway
-    assert inside < 1000
+    assert inside < max(1000, 0.1 * outside)  # with huge pages there are few anyway
 
 
 def test_memory_is_returned_at_the_end():
@@ -63,6 +62,8 @@ def test_another_c_library_is_left_alone(monkeypatch):
 def test_settings_of_the_user_are_left_alone(monkeypatch):
     from recmix.training import freed_memory
 
+    for name in freed_memory.SET_BY_USER:
+        monkeypatch.delenv(name, raising=False)
     assert freed_memory._glibc() is not None
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
     assert freed_memory._glibc() is None
