@@ -22,7 +22,8 @@ __all__ = ["Captured", "replay"]
 KEPT = 4
 """Largest number of graphs that are kept for a method with one `Inference`.
 
-A graph keeps the memory of its tensors. The graphs of all inferences are kept as long as the method."""
+A graph keeps the memory of its tensors. The graphs of all inferences are kept as long as the method.
+"""
 WARMUP = 3
 
 

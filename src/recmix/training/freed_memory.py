@@ -16,9 +16,9 @@ TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 SET_BY_USER = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 """Environment variables that set the same parameters."""
 USUAL_MAPPINGS = 65536
-"""How many arrays glibc places outside its heap unless told otherwise."""
+"""The default of MMAP_MAX in glibc: the largest number of arrays outside its heap."""
 LARGEST = 2**25
-"""Bytes of the largest array whose memory is kept at other times, as `make_method.place` has set it."""
+"""Bytes of the largest array whose memory is kept when no model is trained, see `make_method.place`."""
 
 
 @contextmanager
@@ -27,8 +27,8 @@ def keep_freed_memory() -> Iterator[None]:
 
     Each training step needs arrays of the same sizes. The C library returns arrays of more than 32 MiB
     to the system at once and has to take them again, page by page. This can take a quarter of a step.
-    Trainings use up to a seventh more memory this way. Only the C library of Linux (glibc) is set, and
-    only if no environment variable sets it.
+    A training can need a little more memory this way. Only the C library of Linux (glibc) is set, and
+    only if no environment variable of `SET_BY_USER` exists.
     """
     library = _glibc()
     if library is None:
