@@ -257,11 +257,12 @@ class Column:
         """Train what is not trained yet; whether everything is."""
         given = self.given
         sets = self._sets(test=False)
+        engine = {"engine": given.engine}
         first = {"method": "vae", "latent": given.dim, "epochs": self.epochs, **FIRST}
         if given.decoder != "conv":
             first |= {"decoder_network": given.decoder, "kl_warmup": WARMUP}
         requests = {
-            ("VAE", s): {"data": sets[s], "seed": s, "checkpoint_every": 20, **first}
+            ("VAE", s): {"data": sets[s], "seed": s, "checkpoint_every": 20, **first, **engine}
             for s in self.splits
         }
         if not self.folder.train(requests):
@@ -273,7 +274,7 @@ class Column:
                 large = [ROWS[row] for row in ("RME(5)", "RESIDUAL", "RME RESIDUAL(4)")]
                 some = next(iter(starts))
                 rows["WIDE"]["width"] = wide_width(starts[some], sets[some], large)
-            how = {"epochs": given.second, "checkpoint_every": 4, **SECOND}
+            how = {"epochs": given.second, "checkpoint_every": 4, **SECOND, **engine}
             requests = {
                 (row, s): {"data": sets[s], "init": start, "seed": s, **how, **options}
                 for row, options in rows.items()
@@ -635,6 +636,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--rows", nargs="+", default=None, choices=["VAE", *ROWS, *DENSE], metavar="ROW")
     parser.add_argument(
         "--images", type=int, default=None, help="only so many of each part, for a trial"
+    )
+    parser.add_argument(
+        "--engine", default="auto", choices=["auto", "eager", "graph", "compile"], help="of the training"
     )
     parser.add_argument("--score", action="store_true", help="score test images; train nothing")
     parser.add_argument("--samples", type=int, default=100, help="K of the IWAE bound")

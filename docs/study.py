@@ -35,6 +35,8 @@ HALF = 4096
 """Tensors with at least so many numbers are stored with half precision."""
 PART = 15 * 2**20
 """Bytes of a part of packed weights."""
+SAME_RESULT = ("checkpoint_every", "engine")
+"""Options that may differ when a folder is used again: up to rounding, the weights are the same."""
 EVALUATION_BATCH = 2000
 """Validation images at a time. The networks are small, so large batches save most of the time."""
 MEMORY = 4 * 2**30
@@ -239,7 +241,7 @@ class Folder:
         spec = run.spec()
         known = vars(spec.training) | spec.options
         for name, value in request.items():
-            if name in known and name != "checkpoint_every" and known[name] != value:
+            if name in known and name not in SAME_RESULT and known[name] != value:
                 raise SystemExit(
                     f"{run.folder} was trained with {name} = {known[name]}, not {value}: remove it, or "
                     "give another folder as --out"
