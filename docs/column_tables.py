@@ -30,6 +30,8 @@ TITLES = {
 }
 """The data sets of the paper's tables, with what differs from the paper's."""
 CONTROL = "VAE+"
+MAIN = 20
+"""The number of dimensions that has a column for each set of grey or colour images."""
 
 
 def columns(name: str = "columns.json") -> list[Line]:
@@ -37,6 +39,16 @@ def columns(name: str = "columns.json") -> list[Line]:
     path = RESULTS / name
     rows: list[Line] = json.loads(path.read_text())["rows"] if path.exists() else []
     return rows
+
+
+def main_columns() -> list[Line]:
+    """The rows of the columns with 20 dimensions."""
+    return [row for row in columns() if row["dim"] == MAIN]
+
+
+def other_columns() -> list[Line]:
+    """The rows of the columns with other dimensions."""
+    return [row for row in columns() if row["dim"] != MAIN]
 
 
 def _paper(
@@ -150,7 +162,7 @@ SHORT = {
 
 def readme_column() -> str:
     """A few rows of the columns with 20 dimensions: gains over VAE+, and the bound of VAE+ itself."""
-    by_data = {data: found for (data, dim), found in _by_column(columns()).items() if dim == 20}
+    by_data = {data: found for (data, _), found in _by_column(main_columns()).items()}
     lines = [
         [name, words, *(_gain_or_bound(found, name) for found in by_data.values())]
         for name, words in SHORT.items()
@@ -376,7 +388,7 @@ def _words(options: Line) -> str:
 
 
 def recursion_column() -> str:
-    """The recursion and its controls in each column: gains over VAE+, and the mean weights."""
+    """The recursion and its controls with 20 dimensions: gains over VAE+, and the mean weights."""
     names = ["WIDE", "ME(2)", "ME(5)", "RME(2)", "RME(5)", "RESIDUAL", "RME RESIDUAL(4)"]
     lines = [
         [
@@ -385,7 +397,7 @@ def recursion_column() -> str:
             *(_gain(row, found[CONTROL], values) for values in ("values", "elbos")),
             " ".join(f"{weight:.3f}" for weight in row["weights"]),
         ]
-        for (data, dim), found in _by_column(columns()).items()
+        for (data, dim), found in _by_column(main_columns()).items()
         for name in names
         if (row := found.get(name))
     ]
@@ -397,9 +409,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "rates": rates,
     "recursion-column": recursion_column,
     "paper-cells": lambda: comparison(columns()),
-    "columns": lambda: column_table(columns()),
-    "column-gains": lambda: column_gains(columns()),
-    "same-rate": lambda: same_rate(columns()),
+    "columns": lambda: column_table(main_columns()),
+    "columns-other": lambda: column_table(other_columns()),
+    "column-gains": lambda: column_gains(main_columns()),
+    "column-gains-other": lambda: column_gains(other_columns()),
+    "column-gains-short": lambda: column_gains(
+        [row for row in other_columns() if row["row"] in (*SHORT, "VAE+ 4 Gauss-Newton steps")]
+    ),
+    "same-rate": lambda: same_rate(main_columns()),
+    "same-rate-other": lambda: same_rate(other_columns()),
     "decoders": lambda: decoders(columns("decoders.json")),
     "repeated": lambda: repeated(columns("decoders.json"), columns("decoders_repeated.json")),
     "not-run": lambda: not_run(columns()),
