@@ -4,12 +4,13 @@
     python docs/columns.py mnist 20 --out DIR --data-root ROOT --seconds 540 --score
 
 The first command trains all methods, all splits of a method at once; give it again until it says that
-everything is trained. It reads no test images. The second one scores the test images once and writes
-``rows.json``; ``--merge docs/results/columns.json`` also puts the rows there. ``--time`` measures the
-times of posteriors, while nothing else uses the GPU. ``--pack FOLDER`` writes the weights with half
-precision, as parts of a tar file. ``--decoder dense`` runs the rows of the paper's table of fully
-connected decoders. A column needs a GPU; one of OMNIGLOT with a fully connected decoder and 10
-dimensions takes about two hours on two CPU cores.
+everything is trained (until then its exit status is 75). It reads no test images. The second one scores
+the test images once and writes ``rows.json``; ``--merge docs/results/columns.json`` also puts the rows
+there. ``--time`` measures the times of posteriors, while nothing else uses the GPU. ``--pack FOLDER``
+writes the weights with half precision, as parts of a tar file. ``--decoder dense`` runs the rows of the
+paper's table of fully connected decoders. A column needs a GPU; one of OMNIGLOT with a fully connected
+decoder and 10 dimensions takes about two hours on two CPU cores. docs/many_columns.py runs several
+columns at once.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from recmix.inference import Inference
 from recmix.methods.method import Method, infer
 from recmix.training.plan import make_plan
 
+UNFINISHED = 75
+"""Exit status if the time ended before everything was trained or scored."""
 AT_ONCE = 1000
 """Test images whose posteriors are computed together."""
 
@@ -684,6 +687,7 @@ def main() -> None:
         done, what = column.train(), "trained"
     end = f"everything is {what}" if done else f"not everything is {what} yet: give the command again"
     say(f"{name}: {end}")
+    sys.exit(0 if done else UNFINISHED)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,15 @@ def test_a_column_says_that_the_bound_of_the_vae_still_rose():
     assert "rose" not in column_tables.column_table([row("VAE", [900.0, 901.0])])
 
 
+def test_columns_with_20_dimensions_and_others_have_tables_of_their_own(monkeypatch):
+    rows = [row("VAE+", [930.0, 932.0]), row("VAE+", [680.0, 682.0], dim=10)]
+    monkeypatch.setattr(column_tables, "columns", lambda name="columns.json": rows)
+    assert "MNIST, dim 20" in column_tables.TABLES["column-gains"]()
+    assert "dim 10" not in column_tables.TABLES["column-gains"]()
+    assert "MNIST, dim 10" in column_tables.TABLES["column-gains-other"]()
+    assert "dim 20" not in column_tables.TABLES["columns-other"]()
+
+
 def test_new_rows_replace_those_of_the_same_column(tmp_path):
     path = tmp_path / "columns.json"
     columns.merge([row("VAE", [1.0, 2.0]), row("VAE", [3.0, 4.0], dim=10)], path)
