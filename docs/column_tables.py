@@ -290,14 +290,18 @@ def same_rate(rows: Sequence[Line]) -> str:
     by_column = {key: found for key, found in _by_column(rows).items() if control in found}
     if not by_column:
         return "Not run yet.\n"
-    heads, lines = ["gain over VAE+ at rate 1e-4"], [[name] for name in AT_THAT_RATE]
-    for (data, dim), found in by_column.items():
-        heads += [f"{_title(data)}, dim {dim}: IWAE-100", "ELBO"]
-        for line in lines:
-            row = found.get(line[0])
-            line += [
-                _gain(row, found[control], values) if row else NONE for values in ("values", "elbos")
-            ]
+    lines = [
+        [
+            f"{_title(data)}, dim {dim}: {bound}",
+            *(
+                _gain(found[name], found[control], values) if name in found else NONE
+                for name in AT_THAT_RATE
+            ),
+        ]
+        for (data, dim), found in by_column.items()
+        for bound, values in (("IWAE-100", "values"), ("ELBO", "elbos"))
+    ]
+    heads = ["gain over VAE+ at rate 1e-4", *AT_THAT_RATE]
     return table(heads, lines, numbers=len(heads) - 1)
 
 
