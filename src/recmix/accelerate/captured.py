@@ -97,8 +97,8 @@ class Captured:
     def _capture(self, method: Method, x: Tensor, versions: list[Any]) -> _Graph:
         """Capture a CUDA graph that computes the posterior of batches with the shape of x.
 
-        The numbers `versions` change with the parameters. They are stored to see whether the graph is
-        outdated.
+        `versions` are the version numbers of the parameters now. They are stored with the graph: if they
+        differ later, a parameter has changed and the graph is outdated.
         """
         device = x.device
         with torch.inference_mode(False):  # a tensor made in inference mode cannot be overwritten later

@@ -114,7 +114,7 @@ def value_and_pullback(layers: list[nn.Module], z: Tensor) -> tuple[Tensor, Call
     respect to z. This is backpropagation without the gradients of the parameters.
 
     >>> layer = nn.Linear(2, 3)
-    >>> output, pullback = value_and_pullback([layer], torch.zeros(1, 2))
+    >>> output, pullback = value_and_pullback([layer], torch.zeros(3, 2))
     >>> torch.equal(pullback(torch.eye(3)), layer.weight)
     True
     """

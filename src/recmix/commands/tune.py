@@ -61,13 +61,15 @@ def tune_command(
     memory: Memory = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Name or path of the data, if the run had arrays or other data are used."),
+        typer.Option(
+            help="Name or path of the data: needed if the run was trained on arrays in memory."
+        ),
     ] = None,
     networks: Networks = None,
     data_root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Choose by validation data how a run's posterior is refined, within a time limit."""
+    """Choose a refinement for a run: the best one on validation data that is not slower than a limit."""
     if reset:
         _reset(run, budget, milliseconds, as_json=as_json)
         return

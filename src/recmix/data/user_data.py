@@ -107,13 +107,14 @@ def load_path(
 ) -> Data:
     """Load a user's file or folder, split into training, validation and test examples.
 
-    `seed` and `vocabulary` are arguments of `recmix.data.load`.
+    `seed` and `vocabulary` mean the same as in `recmix.data.load`.
 
     Args:
         path: The file or folder.
-        options: Further arguments of `load` by name, such as `size` and `length`. The options
-            `split_name` and `hold_out_test` replace the defaults of the split.
-        like: The argument `shape` of `load`.
+        options: Further arguments of `load` by name, such as `size` and `length`. It may also contain
+            `split_name`, the name under which the split is stored, and `hold_out_test`, which says
+            whether test examples are held out.
+        like: The shape that each example must have; None if any shape is allowed.
     """
     path = path.expanduser().absolute()
     if not path.exists():

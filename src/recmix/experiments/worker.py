@@ -163,9 +163,9 @@ def _attempt(
 
 
 def _request(store: Store, digest: str, device: str, data_root: Path | None) -> dict[str, Any]:
-    """Return one request for `recmix.training.fit.train_models`, from the ``job.json`` of a run.
+    """Read the ``job.json`` of the run `digest`; return its request for `training.fit.train_models`.
 
-    The data are loaded, and damaged files of the run are removed.
+    This also loads the data, and removes damaged files of the run.
     """
     import torch
 

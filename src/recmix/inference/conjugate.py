@@ -249,7 +249,8 @@ class Curvature:
 def _prior_curvature(model: LatentModel, z: Tensor) -> Tensor:
     """The curvature C = -∇² log p(z) of the prior at z (B, D): a matrix (B, D, D) or a diagonal (B, D).
 
-    It is the diagonal for the prior N(0, I), and if D is above `SMALL`; then the diagonal is estimated.
+    It is a diagonal in two cases: for the prior N(0, I), where it is exact, and for other priors if D is
+    above `SMALL`, where it is an estimate. Otherwise it is the full matrix.
     """
     if model.prior.standard:
         return torch.ones_like(z)

@@ -340,10 +340,16 @@ def ascend(
 
 
 def _reuse_curvature(joint: LogJoint, z: Tensor, precision: Tensor, level: Tensor) -> Tensor:
-    """One step from z with a new gradient and the curvature of an earlier point, `precision`.
+    """Make one step from z with the gradient at z and the curvature of an earlier point.
 
-    For each example the best of the lengths in `LENGTHS` is taken. If none increases log p(x, z), z
-    stays.
+    For each example, the step length in `LENGTHS` with the highest log p(x, z) is taken. If no length
+    increases log p(x, z), z does not change.
+
+    Args:
+        joint: log p(x, z) of the examples.
+        z: latent points (B, D).
+        precision: the curvature that was computed at an earlier point, (B, D, D).
+        level: the damping λ of the step, (B,).
     """
     before, gradient = joint.gradient(z)
     step = damped_step(gradient[None], precision[None], level[None])  # (1, B, D)

@@ -147,8 +147,8 @@ class BoostedER1(_Boosted):
             default.
         literal: leave out the KL to the mixture, as the paper's text says: q_m maximises
             ELBO(q_m) + ν H[q_m].
-        clock: what t in the factor ν = 1 / √(t + 1) of the entropy counts: ``iteration``, the training
-            iterations so far, or ``round``, the components before the new one.
+        clock: the meaning of t in ν = 1 / √(t + 1). ``iteration``: t is the number of training
+            iterations so far. ``round``: t is the number of components before the new one.
 
     Reference: Locatello et al., Boosting Black Box Variational Inference, NeurIPS 2018.
     """
@@ -187,8 +187,8 @@ class BoostedER2(_Boosted):
             default.
         literal: leave out the KL to the mixture, as the paper's text says: q_m maximises
             ELBO(q_m) + ν H[q_m].
-        clock: what t in the factor ν = 1 / √(t + 1) of the entropy counts: ``iteration``, the training
-            iterations so far, or ``round``, the components before the new one.
+        clock: the meaning of t in ν = 1 / √(t + 1). ``iteration``: t is the number of training
+            iterations so far. ``round``: t is the number of components before the new one.
 
     Reference: Guo et al., Boosting Variational Inference, 2016.
     """

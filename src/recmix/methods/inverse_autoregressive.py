@@ -181,7 +181,7 @@ class IAFComponent(Component):
         )
 
     def forward(self, x: Tensor, model: LatentModel) -> Flow:
-        """q(z | x) for x (B, *shape): the encoder's Gaussian and the steps of the flow."""
+        """q(z | x) for x (B, *shape): samples of the encoder's Gaussian, transformed by the flow."""
         features, output = encode_with_features(self.encoder, model.observed(x))
         return Flow(Gaussian.from_parameters(output), [step(features) for step in self.steps])
 

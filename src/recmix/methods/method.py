@@ -333,7 +333,7 @@ class Method(CountsTraining, ABC):
 
 
 def check_source(method: Method, other: object) -> None:
-    """Raise a ConfigError unless `method` can start from `other`.
+    """Raise a ConfigError unless the training of `method` can start with the parameters of `other`.
 
     `other` must be a `Method` whose model, encoder and decoder have the shapes of those of `method`.
     """

@@ -134,7 +134,8 @@ def complete_options(
             `needs_classes`.
         fields: names and shapes of the fields of an example, if it has several.
         vocabulary: the vocabulary of texts or molecules. It gives the numbers of classes.
-        own: parts of the model that the user wrote. Their options get the value "own" or their settings.
+        own: parts of the model that the user gave as objects. The option of such a part, for example
+            `network`, becomes "own". A built-in likelihood given as an object sets its own options.
         before: the options of the trained model, if training starts from one.
     """
     found = {k: v for k, v in given.items() if v is not None}

@@ -51,7 +51,7 @@ def choose(which: Tensor, first: Posterior, second: Posterior) -> Posterior:
 def _pick(which: Tensor, first: Tensor, second: Tensor, after: int = 0) -> Tensor:
     """Take the entries of `first` where `which` (B,) is True, and the entries of `second` elsewhere.
 
-    Both tensors have `after` axes after the batch axis.
+    In both tensors the batch axis is followed by `after` more axes; axes before it are allowed.
     """
     return torch.where(which.view(-1, *(1 for _ in range(after))), first, second)
 

@@ -73,7 +73,10 @@ class Results:
         return [cell for cell in found if cell is not None]
 
     def splits(self, column: TableColumn) -> int:
-        """Return the largest number of data splits on which a method has test scores in this column."""
+        """Return the number of data splits of the method with the most splits in this column.
+
+        Only splits with test scores count.
+        """
         return max((len(cell.values) for cell in self.column(column)), default=0)
 
     def control_problem(self, column: TableColumn) -> str:

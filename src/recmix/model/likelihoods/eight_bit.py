@@ -145,7 +145,10 @@ class LogisticMixture(Likelihood):
         return values.flatten(3).mT
 
     def unblock(self, values: Tensor, output: Shape) -> Tensor:
-        """Undo `blocks`: (S, B, H·W, n) -> (S, B, n, H, W)."""
+        """Bring the result of `blocks` back into the shape of images: (S, B, H·W, n) -> (S, B, n, H, W).
+
+        `output` is (n, H, W).
+        """
         return values.mT.reshape(*values.shape[:2], *output)
 
     def _parts(self, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -173,7 +173,7 @@ class Likelihood(nn.Module, ABC):
         return values.flatten(2)[..., None]
 
     def unblock(self, values: Tensor, output: Shape) -> Tensor:
-        """Undo `blocks`: (S, B, blocks, n) -> (S, B, *output)."""
+        """Undo `blocks`, which groups outputs: (S, B, blocks, n) -> (S, B, *output)."""
         return values.reshape(*values.shape[:2], *output)
 
     def output_shape(self, shape: Shape) -> Shape:

@@ -114,9 +114,10 @@ def read_preset(preset: str | Path) -> Preset:
 
 
 def parse(content: Any, name: str, where: str) -> Preset:
-    """Make a `Preset` (a sequence of trainings) from the content of its file, and check its options.
+    """Make a `Preset` (a sequence of trainings) from the parsed TOML of its file, and check its options.
 
     Args:
+        content: what `tomllib.load` returned for the file.
         name: the name of the preset.
         where: the name of the file, for error messages.
     """
