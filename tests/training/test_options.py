@@ -16,6 +16,7 @@ from recmix.methods.vae import VAE
 from recmix.model.options import ModelOptions, option, options_of
 from recmix.runs.training_options import Training
 from recmix.training.arguments import GROUPS, read_options, split_auto
+from recmix.training.request import read_request
 
 SHARED = {name: found for group in GROUPS.values() for name, found in options_of(group).items()}
 LIMITED = [
@@ -208,3 +209,15 @@ def test_unknown_option_beside_a_class_with_wrong_options(monkeypatch):
 
     monkeypatch.setitem(METHODS, "positional", Positional)
     assert "did you mean 'latent'" in refused(latnt=2)
+
+
+@pytest.mark.parametrize("refine", [0, 2])
+def test_training_refines_and_never_calibrates(refine):
+    calibration = {"scale": 1.5, "slope": 0.1, "reference": 3.0, "noise": 2.0}
+    given = {"how": "conjugate", "refine": refine, "reuse": 1, "restarts": 3}
+    asked = read_request("rme", distil=0.5, distil_steps=4, **given, **calibration)
+    assert asked.inference == Inference(**given, **calibration)
+    assert asked.first.inference == Inference(**given)
+    used = Inference(**given, checks=0) if refine else Inference()
+    assert asked.objective.inference == asked.first.objective.inference == used
+    assert asked.objective.teacher == Inference(**given | {"refine": 4})

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from recmix.model.latent import LatentModel
     from recmix.posteriors.posterior import Posterior
 
-__all__ = ["Inference"]
+__all__ = ["UNCALIBRATED", "Inference"]
 
 REFINEMENT = {
     "gauss-newton": ("refine", "reuse", "restarts", "checks"),
@@ -25,6 +25,8 @@ REFINEMENT = {
 }
 """The options that each kind of refinement uses."""
 CALIBRATION = ("scale", "slope", "reference")
+UNCALIBRATED: dict[str, Any] = {"scale": 1.0, "slope": 0.0, "reference": 0.0, "noise": 1.0}
+"""The options that a calibration chooses, with the values that change nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,7 @@ class Inference(Options):
     @property
     def uncalibrated(self) -> Inference:
         """A copy of these settings with the same refinement and without calibration."""
-        return replace(self, scale=1.0, slope=0.0, reference=0.0, noise=1.0)
+        return replace(self, **UNCALIBRATED)
 
     @property
     def for_training(self) -> Inference:

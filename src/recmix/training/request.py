@@ -17,6 +17,7 @@ from torch import nn
 
 from recmix.errors import ConfigError, shown
 from recmix.inference import Inference
+from recmix.inference.inference import UNCALIBRATED
 from recmix.methods.method import Method, Objective
 from recmix.methods.method_options import method_options
 from recmix.model.assembly import Own, check_part_names, needs_classes
@@ -141,7 +142,6 @@ def read_request(
     # The model to start from gets its own copies of the user's networks.
     copies = own.copied() if starts_from or isinstance(init, str | Path) else own
     inference = Inference(**given.inference)
-    refinement, in_training = inference.uncalibrated, inference.in_training
     run = None if out is None else Run(out)
     if run and not resume:
         run.check_free(overwrite=overwrite)
@@ -155,18 +155,12 @@ def read_request(
             overwrite=overwrite,
             **{k: v for k, v in given.model.items() if k not in PARTS},
             **given.training | {"epochs": vae_epochs, "learning_rate": None},
-            **vars(refinement),
+            **{k: v for k, v in given.inference.items() if k not in UNCALIBRATED},
         )
     training = Training(**given.training)
     if training.changes_kl and training.train == "curvature":
         name = "kl_warmup" if training.kl_warmup else "free_bits"
         raise ConfigError(f"{name} has no effect on train = 'curvature': use it for the first stage")
-    objective = Objective(
-        iwae_samples=training.objective_samples if training.objective == "iwae" else 0,
-        inference=VALIDATION if training.train == "curvature" else in_training,
-        distil=training.distil,
-        teacher=dataclasses.replace(refinement, refine=training.distil_steps),
-    )
     model = given.model
     address = str(init) if is_hub_address(init) else None
     if isinstance(init, str | Path):
@@ -192,7 +186,7 @@ def read_request(
         training=training,
         usual_rate=continued and rate is None and training.train != "curvature",
         inference=inference,
-        objective=objective,
+        objective=_objective(training, inference),
         device=pick_device(training.device),
         start=init,
         address=address,
@@ -289,6 +283,21 @@ def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> 
         model={"latent": model.latent, "likelihood": model.likelihood.name},
         training={"dtype": dtype, **given.training},
     )
+
+
+def _objective(training: Training, inference: Inference) -> Objective:
+    """Return what one training step maximises: the method's own objective, with the user's changes."""
+    changes: dict[str, Any] = {}
+    if training.objective == "iwae":
+        changes["iwae_samples"] = training.objective_samples
+    if training.train == "curvature":
+        changes["inference"] = VALIDATION
+    elif inference.refine:
+        changes["inference"] = inference.for_training
+    if training.distil:
+        teacher = dataclasses.replace(inference.uncalibrated, refine=training.distil_steps)
+        changes |= {"distil": training.distil, "teacher": teacher}
+    return Objective(**changes)
 
 
 def by_stage(training: Training, cls: type[Method], *, continued: bool) -> Training:
