@@ -12,7 +12,10 @@ from torch.distributions import MultivariateNormal, Normal
 import recmix
 from recmix.data import DataWarning
 from recmix.errors import ConfigError
+from recmix.methods.registry import find_method
 from recmix.model.assembly import Own
+from recmix.model.curvature_network import CurvatureNetwork
+from recmix.model.fields import Fields
 from recmix.model.likelihoods import Gaussian, Likelihood, sum_event
 from recmix.training.one_module import as_networks, keep_used_parts
 
@@ -97,6 +100,96 @@ def test_it_can_be_trained_on_with_every_kind_of_method(method, x):
     better = recmix.fit(method, x.numpy(), init=model, epochs=1, progress=False)
     assert better.log_likelihood(x, 10).isfinite().all()
     assert better.latent_model.likelihood.variance.item() == pytest.approx(0.5)  # fixed stays fixed
+
+
+def own_loop(name, x, *, curvature=None, spread=None, **options):
+    """A method that a loop of the user's own trained, and the networks that a new one starts with."""
+    torch.manual_seed(0)
+    decoder = nn.Sequential(nn.Linear(LATENT, 16), nn.Tanh(), nn.Linear(16, FEATURES))
+    likelihood = Gaussian(0.5, learned=False)
+    model = recmix.LatentModel(
+        decoder,
+        likelihood,
+        latent=LATENT,
+        shape=(FEATURES,),
+        centre=x.mean(0),
+        spread=spread,
+        curvature=curvature,
+    )
+    method = find_method(name)(model, nn.Linear(FEATURES, 2 * LATENT), **options)
+    optimizers = method.optimizers(1e-2)
+    for _ in range(3):
+        method.step(x, optimizers)
+    return method
+
+
+def fresh():
+    return {
+        "encoder": nn.Linear(FEATURES, 2 * LATENT),
+        "decoder": nn.Sequential(nn.Linear(LATENT, 16), nn.Tanh(), nn.Linear(16, FEATURES)),
+    }
+
+
+@pytest.mark.parametrize(("name", "options"), [("vae", {}), ("rme", {"order": 3}), ("sa", {})])
+def test_a_method_of_ones_own_loop_becomes_a_model(name, options, x, tmp_path):
+    method = own_loop(name, x, **options)
+    model = recmix.wrap(method, label="MINE")
+    assert model.method is method
+    assert not method.training
+    with torch.no_grad():
+        expected = method.posterior(x).mean
+    torch.testing.assert_close(model.posterior(x).mean, expected)
+    assert model.refined(2).elbo(x, 50).mean() > model.elbo(x, 50).mean()
+    again = recmix.load(model.save(tmp_path / "run"), device="cpu", **fresh())
+    torch.testing.assert_close(again.log_likelihood(x, 10), model.log_likelihood(x, 10))
+    assert again.spec.label == "MINE"
+    assert again.latent_model.likelihood.variance.item() == pytest.approx(0.5)
+    better = recmix.fit("rme", x.numpy(), init=model, order=3, epochs=1, progress=False)
+    assert better.log_likelihood(x, 10).isfinite().all()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_method_with_a_curvature_network_keeps_it(rank, x, tmp_path):
+    network = CurvatureNetwork(LATENT, rank)
+    nn.init.normal_(network.head.weight, std=0.1)
+    model = recmix.wrap(own_loop("vae", x, curvature=network))
+    again = recmix.load(model.save(tmp_path / "run"), device="cpu", **fresh())
+    learned = [one.refined(1, how="learned").posterior(x).mean for one in (model, again)]
+    torch.testing.assert_close(*learned)
+
+
+def test_a_method_that_standardises_is_loaded_with_its_numbers(x, tmp_path):
+    method = own_loop("vae", 5 * x, spread=(5 * x).std(0))
+    model = recmix.wrap(method)
+    again = recmix.load(model.save(tmp_path / "run"), device="cpu", **fresh())
+    assert torch.equal(again.latent_model.spread, method.model.spread)
+    torch.testing.assert_close(again.posterior(x).mean, model.posterior(x).mean)
+
+
+class Flat(nn.Linear):
+    """Takes the fields of an example as one vector."""
+
+    def forward(self, given):
+        x = torch.cat([given["a"], given["b"]], 1) if isinstance(given, dict) else given
+        return super().forward(x)
+
+
+def test_a_method_for_examples_with_fields_is_loaded(x, tmp_path):
+    fields = Fields({"a": (4,), "b": (8,)})
+    model = recmix.LatentModel(
+        nn.Linear(LATENT, FEATURES), Gaussian(0.5), latent=LATENT, shape=(FEATURES,), fields=fields
+    )
+    wrapped = recmix.wrap(find_method("vae")(model, Flat(FEATURES, 2 * LATENT)))
+    parts = {"encoder": Flat(FEATURES, 2 * LATENT), "decoder": nn.Linear(LATENT, FEATURES)}
+    again = recmix.load(wrapped.save(tmp_path / "run"), device="cpu", **parts)
+    torch.testing.assert_close(again.posterior(x).mean, wrapped.posterior(x).mean)
+
+
+def test_a_method_contains_its_networks_and_likelihood(x):
+    with pytest.raises(ConfigError, match="a vae method contains its decoder, likelihood: write"):
+        recmix.wrap(own_loop("vae", x), nn.Linear(3, 4), likelihood="bernoulli")
+    with pytest.raises(ConfigError, match="wrap needs likelihood=, how the decoder's output gives"):
+        recmix.wrap(*networks(), example=x)
 
 
 def test_export(x, tmp_path):

@@ -22,7 +22,7 @@ from recmix.training.fit import train_models
 from recmix.training.one_module import as_networks
 from recmix.training.presets import Preset, train_preset
 from recmix.training.request import Callback
-from recmix.training.wrap import wrap_networks
+from recmix.training.wrap import wrap_method, wrap_networks
 
 __all__ = ["fit", "fit_many", "fit_preset", "load", "wrap"]
 
@@ -128,16 +128,17 @@ def wrap(
     encoder: Any,
     decoder: Any = None,
     *,
-    likelihood: str | Likelihood,
+    likelihood: str | Likelihood | None = None,
     latent: int | tuple[int, ...] | None = None,
     prior: Any = None,
     example: Any = None,
-    label: str = "VAE",
+    label: str | None = None,
 ) -> Model:
     """Make a `Model` of a VAE that was trained elsewhere: an encoder and a decoder, or one module.
 
     If the VAE is one module with the methods `encode` and `decode`, write ``wrap(vae, ...)``. Methods
-    with other names are given as ``wrap(vae.infer, vae.generate, ...)``.
+    with other names are given as ``wrap(vae.infer, vae.generate, ...)``. A `recmix.methods.Method` that
+    your own loop trained contains everything: write ``wrap(method)``.
 
     Nothing is trained or copied. The result does all that a fitted model does: `log_likelihood`,
     `gap`, `refined`, `calibrated`, `export`, `save`, and it can be the `init` of `fit`. The
@@ -152,11 +153,11 @@ def wrap(
         decoder: module or method from z (N, D), or z of the shape of the encoder's mean, to the
             parameters of p(x | z).
         likelihood: p(x | z) as a function of the decoder's output: a name such as ``bernoulli``, or
-            an object such as ``recmix.likelihoods.Gaussian(0.1)``.
+            an object such as ``recmix.likelihoods.Gaussian(0.1)``. Only ``wrap(method)`` needs none.
         latent: the dimension or shape of z; needed only without an example.
         prior: p(z): None for N(0, I), a distribution, or a module with `log_prob` and `sample`.
         example: a batch of a few examples (B, ...), from which all shapes are read.
-        label: the model's name in tables.
+        label: the model's name in tables; by default ``VAE``, or the name of the method.
 
     >>> import torch
     >>> encoder, decoder = nn.Linear(6, 4), nn.Linear(2, 6)
@@ -164,6 +165,19 @@ def wrap(
     >>> model.log_likelihood(torch.ones(3, 6)).shape
     torch.Size([3])
     """
+    if isinstance(encoder, Method):
+        more = {"decoder": decoder, "likelihood": likelihood, "latent": latent, "prior": prior}
+        more = {name: value for name, value in more.items() if value is not None}
+        if more:
+            raise ConfigError(
+                f"a {encoder.name} method contains its {', '.join(more)}: write recmix.wrap(method)"
+            )
+        return _model(wrap_method(encoder, label), _seen(example))
+    if likelihood is None:
+        raise ConfigError(
+            "wrap needs likelihood=, how the decoder's output gives p(x | z): a name such as "
+            "'bernoulli', or an object such as recmix.likelihoods.Gaussian(0.1)"
+        )
     found = wrap_networks(
         encoder,
         decoder,
@@ -171,9 +185,14 @@ def wrap(
         latent=latent,
         prior=prior,
         example=example,
-        label=label,
+        label=label or "VAE",
     )
-    return _model(found, None if example is None else SeenValues(example))
+    return _model(found, _seen(example))
+
+
+def _seen(example: Any) -> SeenValues | None:
+    """Return what the values of the user's examples say about later ones; None without examples."""
+    return None if example is None else SeenValues(example)
 
 
 @check_arguments

@@ -1,4 +1,4 @@
-"""Make a `Trained` object from networks that were trained without recmix. Nothing is trained."""
+"""Make a `Trained` object from networks, or a method, that `recmix.fit` did not train."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from recmix.data.checks import same_axes
 from recmix.data.requirements import check_values
 from recmix.errors import ConfigError, shown
+from recmix.methods.method import Method
+from recmix.methods.method_options import method_options
 from recmix.methods.vae import VAE
-from recmix.model.assembly import OWN, Own
+from recmix.model.assembly import OWN, Own, complete_options
 from recmix.model.foreign import as_decoder, as_encoder, check_module, latent_shape
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Gaussian, Likelihood, find_likelihood
@@ -26,7 +28,41 @@ from recmix.training.build import Trained
 from recmix.training.one_module import as_networks, keep_used_parts
 from recmix.training.suspicious import warn_if_misread
 
-__all__ = ["wrap_networks"]
+__all__ = ["wrap_method", "wrap_networks"]
+
+
+def wrap_method(method: Method, label: str | None = None) -> Trained:
+    """Make a `Trained` object from a method that a user's own loop trained. Nothing is copied.
+
+    Args:
+        method: the method, with the weights to use.
+        label: the model's name in tables; by default the method's name in capital letters.
+    """
+    model = method.model
+    given: dict[str, Any] = {"latent": model.latent}
+    if model.curvature is not None:
+        given["curvature"] = "low-rank" if model.curvature.rank else "full"
+        given["curvature_rank"] = model.curvature.rank or None
+    if model.spread is not None:
+        given["standardise"] = "features"
+    own = Own(method.base_encoder, model.decoder, model.likelihood, model.prior)
+    spec = Spec(
+        method=method.name,
+        label=label or method.name.upper(),
+        shape=model.shape,
+        options={
+            name: method.options.get(name, option.default)
+            for name, option in method_options(method).items()
+        },
+        model=complete_options(given, shape=model.shape, fields=model.fields, own=own),
+        data={"fields": model.fields.to_json()} if model.fields else {},
+        training=Training(
+            dtype=str(model.centre.dtype).removeprefix("torch."), device=str(model.centre.device)
+        ),
+        setting=method.setting,
+    )
+    method.eval()
+    return Trained(method, spec)
 
 
 def wrap_networks(
