@@ -417,9 +417,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "columns-other": lambda: column_table(other_columns()),
     "column-gains": lambda: column_gains(main_columns()),
     "column-gains-other": lambda: column_gains(other_columns()),
-    "column-gains-short": lambda: column_gains(
-        [row for row in other_columns() if row["row"] in (*SHORT, "VAE+ 4 Gauss-Newton steps")]
-    ),
     "same-rate": lambda: same_rate(main_columns()),
     "same-rate-other": lambda: same_rate(other_columns()),
     "decoders": lambda: decoders(columns("decoders.json")),

@@ -1,9 +1,10 @@
 """Train and score several columns at once on one GPU, until a time limit.
 
-    python docs/many_columns.py mnist:10 mnist:50 svhn:100 --out DIR --data-root ROOT --seconds 560
+    python docs/many_columns.py mnist:10 svhn:100 --out DIR --seconds 560 -- --data-root ROOT
 
 Each column is a process of docs/columns.py, with the log ``DIR/SET_DIM.log``. A column that is trained
-is scored. Give the command again to go on. All further options are passed on, such as ``--many 0``.
+is scored. Give the command again to go on. Options of docs/columns.py come last, after ``--``: for
+example ``-- --many 0``. When all is scored, give that program ``--score --merge FILE`` for each column.
 
 One column alone leaves the GPU idle while it starts, validates or writes files. NVIDIA's MPS lets
 several processes use a GPU at the same moment; start it before: ``nvidia-cuda-mps-control -d``.
@@ -59,14 +60,23 @@ def run(column: str, out: Path, deadline: float, more: Sequence[str], script: Pa
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the columns that the options name, some of them at once."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    cut = words.index("--") if "--" in words else len(words)
+    more = words[cut + 1 :]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("columns", nargs="+", metavar="SET:DIM", help="columns, the longest first")
     parser.add_argument("--out", type=Path, required=True, help="folder of the columns' folders")
     parser.add_argument("--seconds", type=float, default=math.inf, help="end before this time")
     parser.add_argument("--at-once", type=int, default=4, help="number of processes (default: 4)")
-    given, more = parser.parse_known_args(arguments)
+    given = parser.parse_args(words[:cut])
     if wrong := [name for name in given.columns if not name.partition(":")[2].isdigit()]:
         parser.error(f"expected SET:DIM, such as mnist:10, not {wrong[0]!r}")
+    if "--merge" in more:
+        parser.error(
+            "several processes would write the file of --merge at once: merge when all is scored"
+        )
     given.out.mkdir(parents=True, exist_ok=True)
     deadline = time.time() + given.seconds
     with ThreadPoolExecutor(given.at_once) as pool:

@@ -36,7 +36,7 @@ HALF = 4096
 PART = 15 * 2**20
 """Bytes of a part of packed weights."""
 SAME_RESULT = ("checkpoint_every", "engine")
-"""Options that may differ when a folder is used again: up to rounding, the weights are the same."""
+"""Options that may differ when a folder is used again: they change how a model is trained, not what."""
 EVALUATION_BATCH = 2000
 """Validation images at a time. The networks are small, so large batches save most of the time."""
 MEMORY = 4 * 2**30

@@ -63,6 +63,16 @@ def test_a_column_without_a_dimension_is_refused(tmp_path, capsys):
     assert "expected SET:DIM, such as mnist:10, not 'mnist'" in capsys.readouterr().err
 
 
+def test_merging_at_once_and_misspelt_options_are_refused(tmp_path, capsys):
+    for more, message in (
+        (["--", "--merge", "rows.json"], "several processes would write the file of --merge at once"),
+        (["--second", "4"], "unrecognized arguments: --second 4"),
+    ):
+        with pytest.raises(SystemExit):
+            many_columns.main(["mnist:10", "--out", str(tmp_path), *more])
+        assert message in capsys.readouterr().err
+
+
 def test_a_real_column_without_time_is_unfinished(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(many_columns, "SHORTEST", 0.0)
     monkeypatch.setattr(many_columns, "END", 0.0)
@@ -71,6 +81,6 @@ def test_a_real_column_without_time_is_unfinished(tmp_path, monkeypatch, capsys)
     images = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
     np.savez(data / "celeba_64x64.npz", images=images)
     many_columns.main(
-        ["celeba:2", "--out", str(tmp_path), "--seconds", "15", "--data-root", str(data.parent)]
+        ["celeba:2", "--out", str(tmp_path), "--seconds", "15", "--", "--data-root", str(data.parent)]
     )
     assert "celeba:2: nothing: not everything is trained yet" in capsys.readouterr().out

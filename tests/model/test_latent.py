@@ -1,12 +1,16 @@
 """`LatentModel`: its joint density, centring, samples and parameter groups."""
 
+import re
+
 import pytest
 import torch
 from cases.oracle import LinearGaussian
 from torch import nn
 from torch.distributions import Independent, Normal
 
+from recmix.errors import ConfigError, DataError
 from recmix.methods.optimizers import model_groups
+from recmix.methods.vae import VAE
 from recmix.model.latent import LatentModel, standard_normal
 from recmix.model.likelihoods import Bernoulli, Gaussian
 
@@ -93,3 +97,28 @@ def test_centre_is_saved_with_the_weights():
     torch.testing.assert_close(other.centre, centre.double())
     centre.zero_()
     assert model.centre.abs().sum() > 0  # a copy
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([torch.zeros(3, 1, 4, 4), torch.zeros(3)], r"got a list of 2 tensors: if a DataLoader gives"),
+        (torch.zeros(3, 1, 4, 4).numpy(), r"use torch.as_tensor\(x\)"),
+        (torch.zeros(3, 16), r"got a tensor of shape \(3, 16\): the model was made for examples of"),
+        (torch.zeros(1, 4, 4), r"got a tensor of shape \(1, 4, 4\): use x\[None\]"),
+    ],
+)
+def test_a_step_on_what_is_no_batch_says_what_is_expected(batch, message):
+    decoder = nn.Sequential(nn.Linear(2, 16), nn.Unflatten(1, (1, 4, 4)))
+    model = LatentModel(decoder, Gaussian(0.5), latent=2, shape=(1, 4, 4))
+    method = VAE(model, nn.Sequential(nn.Flatten(), nn.Linear(16, 4)))
+    with pytest.raises(
+        DataError, match=r"expected a batch of examples, a tensor \(B, 1, 4, 4\), "
+    ) as found:
+        method.step(batch, method.optimizers(1e-3))
+    assert re.search(message, str(found.value))
+
+
+def test_a_likelihood_is_an_object():
+    with pytest.raises(ConfigError, match=r"such as recmix.likelihoods.Bernoulli\(\), got 'bernoulli'"):
+        LatentModel(nn.Linear(2, 4), "bernoulli", latent=2, shape=(4,))

@@ -49,7 +49,6 @@ def other(folder):
 
 def test_second_process_is_refused_until_the_first_ends(folder, other):
     more = SMALL | {"epochs": 3}
-    Run(folder).set_status("running", epoch=2)
     expected = f"is in use by process {other.pid} on there: wait until it ends, stop it"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(RunError, match=expected):

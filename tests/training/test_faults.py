@@ -1,7 +1,6 @@
 """Too little memory and operations that are not deterministic end with a message and a usable run."""
 
 import importlib
-import math
 import os
 import signal
 from types import SimpleNamespace
@@ -14,17 +13,9 @@ from cases.runs import same_run
 from cases.training import SMALL, images
 
 import recmix
-from recmix.errors import (
-    ConfigError,
-    Interrupted,
-    NonFiniteError,
-    OutOfMemory,
-    RecmixError,
-    memory_advice,
-)
+from recmix.errors import ConfigError, Interrupted, OutOfMemory, RecmixError, memory_advice
 from recmix.methods.vae import VAE
 from recmix.runs.folder import Run
-from recmix.runs.lock import has_lock
 from recmix.training import engines, job
 from recmix.training.faults import WORKSPACE, deterministic
 
@@ -82,67 +73,6 @@ def test_first_stage_without_memory_names_the_whole_run(tmp_path, monkeypatch):
         recmix.fit("rme", images(), order=2, vae_epochs=1, out=tmp_path / "run", **SMALL)
     assert f"{tmp_path / 'run' / 'vae'}" not in str(stop.value)
     assert Run(tmp_path / "run").status()["status"] == "failed"
-
-
-def test_crash_in_the_first_validation_is_seen(tmp_path, monkeypatch):
-    """The folder says that the training has begun, and the training can be resumed."""
-
-    def crash():
-        raise RuntimeError("power cut")
-
-    run = Run(tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr(EVALUATION, "bounds_of", at_call(1, crash, EVALUATION.bounds_of))
-        with pytest.raises(RuntimeError, match="power cut"):
-            recmix.fit("vae", images(), out=tmp_path, **SMALL)
-    assert run.status() == {"status": "running", "epoch": 0}
-    for done in (1, 2):
-        recmix.fit("vae", images(), out=tmp_path, resume=True, **SMALL | {"epochs": done})
-        assert run.status()["status"] == "done"
-    starts = [event for event in run.events() if event["event"] == "start"]
-    assert [event["epoch"] for event in starts] == [0, 0, 1]
-    assert all(event["device"] == "cpu" and event["threads"] for event in starts)
-
-
-def test_whole_run_is_marked_while_its_first_stage_is_trained(tmp_path):
-    found = []
-    options = SMALL | {"callbacks": [lambda epoch, metrics: found.append(Run(tmp_path).status())]}
-    recmix.fit("rme", images(), order=2, vae_epochs=1, out=tmp_path, **options | {"epochs": 1})
-    assert found == [{"status": "running", "epoch": 0}]
-
-
-@pytest.mark.parametrize("status", ["interrupted", "failed"])
-def test_runs_whose_training_did_not_begin_are_not_running(tmp_path, monkeypatch, status):
-    """A signal or an error ends the first training; the others were waiting for it."""
-    if status == "interrupted":
-        stop = at_call(1, lambda: os.kill(os.getpid(), signal.SIGTERM), VAE.step)
-        monkeypatch.setattr(VAE, "step", stop)
-    else:
-        plain = VAE.loss
-        monkeypatch.setattr(VAE, "loss", lambda *given, **more: math.nan * plain(*given, **more))
-    options = SMALL | {"method": "rme", "data": images(), "order": 2, "vae_epochs": 1}
-    del options["progress"]
-    requests = [options | {"out": tmp_path / name} for name in ("one", "two")]
-    with pytest.raises(Interrupted if status == "interrupted" else NonFiniteError):
-        recmix.fit_many(requests, progress=False)
-    for folder in ("one", "one/vae", "two", "two/vae"):
-        run = Run(tmp_path / folder)
-        assert run.status()["status"] == status, folder
-        assert run.status()["reason"]
-        assert not has_lock(run.folder)
-
-
-def test_option_that_a_training_refuses_ends_the_reservation(tmp_path):
-    vectors = recmix.data.from_arrays(images().reshape(60, -1))
-    start = recmix.fit("vae", vectors, **SMALL)
-    given = SMALL | {"train": "encoder", "augment": 0.5}
-    del given["latent"]
-    with pytest.raises(ConfigError, match="augment rotates and shifts images"):
-        recmix.fit("vae", vectors, init=start, out=tmp_path, **given)
-    status = Run(tmp_path).status()
-    assert (status["status"], status["epoch"]) == ("failed", 0)
-    assert "augment rotates" in status["reason"]
-    assert not has_lock(tmp_path)
 
 
 def test_message_names_all_options_that_need_memory(monkeypatch):

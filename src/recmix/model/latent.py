@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from recmix.errors import ConfigError
+from recmix.errors import ConfigError, DataError, shown
 from recmix.model.encoder_decoder import evaluation_mode
 from recmix.model.priors import Prior, StandardNormal, standard_normal
 
@@ -65,6 +65,11 @@ class LatentModel(nn.Module):
         curvature: CurvatureNetwork | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(likelihood, nn.Module):
+            raise ConfigError(
+                f"likelihood must be an object, such as recmix.likelihoods.Bernoulli(), got "
+                f"{shown(likelihood)}"
+            )
         self.decoder = decoder
         self.likelihood = likelihood
         self.prior = prior or StandardNormal(latent)
@@ -88,6 +93,8 @@ class LatentModel(nn.Module):
         The result is that of `standardised`. If the model has `fields`, this tensor is split into a dict
         with one tensor for each field.
         """
+        if not isinstance(x, Tensor) or x.shape[1:] != self.shape:
+            raise DataError(_wrong_batch(x, self.shape))
         seen = self.standardised(x)
         return seen if self.fields is None else self.fields.unpack(seen)
 
@@ -169,6 +176,20 @@ class LatentModel(nn.Module):
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw n latent points z from the prior and return the means E[x | z], (n, *shape)."""
         return self.decode(self.prior.sample(n, generator=generator))
+
+
+def _wrong_batch(x: Any, shape: tuple[int, ...]) -> str:
+    """The text of the error for a batch x that is not a tensor (B, *shape)."""
+    expected = f"a tensor (B, {', '.join(map(str, shape))})"
+    if isinstance(x, list | tuple) and x and isinstance(x[0], Tensor):
+        return (
+            f"expected a batch of examples, {expected}, got a {type(x).__name__} of {len(x)} tensors: "
+            "if a DataLoader gives [examples, labels], use the first: x[0]"
+        )
+    if not isinstance(x, Tensor):
+        return f"expected a batch of examples, {expected}, got {shown(x)}: use torch.as_tensor(x)"
+    advice = "use x[None]" if x.shape == shape else "the model was made for examples of that shape"
+    return f"expected a batch of examples, {expected}, got a tensor of shape {tuple(x.shape)}: {advice}"
 
 
 def decode_bytes(model: LatentModel) -> int:

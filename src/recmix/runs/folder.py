@@ -221,16 +221,6 @@ class Run:
         if status != "running":
             self.unlock()
 
-    def mark_running(self, epoch: int, **about: Any) -> None:
-        """Write the status "running", and add the event "start" to the log.
-
-        Args:
-            epoch: number of epochs that were done before.
-            **about: where the training runs, such as the device, for the log.
-        """
-        self.set_status("running", epoch=epoch)
-        self.log("start", epoch=epoch, **about)
-
     def scores(self) -> dict[str, Any]:
         """Read all results of ``recmix evaluate``, as {score name: result}.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from recmix.errors import ConfigError, Interrupted, NonFiniteError, OutOfMemory, RecmixError
+from recmix.errors import ConfigError, Interrupted, NonFiniteError, OutOfMemory
 from recmix.training.build import Trained
 from recmix.training.choices import print_choices
 from recmix.training.curvature_request import without_curvature_name
@@ -48,17 +48,8 @@ def train_models(requests: Sequence[dict[str, Any]], *, progress: bool | None = 
 
 
 def _train_plans(plans: Sequence[Plan], progress: bool | None) -> list[Trained]:
-    try:
-        for plan in plans:
-            plan.claim_folder()
-        return _train_claimed(plans, progress)
-    except (RecmixError, Interrupted) as error:
-        for plan in plans:
-            plan.release_folder(error)
-        raise
-
-
-def _train_claimed(plans: Sequence[Plan], progress: bool | None) -> list[Trained]:
+    for plan in plans:
+        plan.claim_folder()
     plans_left = [plan for plan in plans if plan.finished is None]
     waiting = [plan for plan in plans_left if plan.first]
     if waiting:

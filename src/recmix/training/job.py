@@ -31,7 +31,7 @@ from recmix.training.schedule import KLWeight, clip_gradients, rate_factor, set_
 from recmix.training.suspicious import fell
 from recmix.training.world import world
 
-__all__ = ["Job", "about_machine", "stop_all"]
+__all__ = ["Job"]
 
 VALIDATION_SEED = 20201206
 EVALUATION_BATCH = 500
@@ -138,11 +138,7 @@ class Job:
         }
 
     def start(self) -> None:
-        """Load the checkpoint to resume from, if there is one; otherwise prepare a new training.
-
-        A run with a checkpoint is marked as running when the checkpoint has been read. Other runs were
-        marked when their folder was reserved, see `recmix.training.plan.Plan.claim_folder`.
-        """
+        """Load the checkpoint to resume from, if there is one; otherwise prepare a new training."""
         run = self.run
         if run and self.resume and run.checkpoint.exists():
             self.state, self.best = load_checkpoint(
@@ -150,9 +146,6 @@ class Job:
             )
             if run.status()["status"] == "done":  # now with more epochs
                 self.state.stopped = ""
-            self.world.wait()  # until all processes have read the status
-            if self.out:
-                self.out.mark_running(self.state.epoch, **about_machine(self.device))
         else:
             if self.continued:
                 self.method.eval()
@@ -162,6 +155,12 @@ class Job:
             if self.continued:
                 self.state.best_score = self._first_score
                 self._keep_best()
+        self.world.wait()
+        if run := self.out:
+            run.set_status("running", epoch=self.state.epoch)
+            threads = torch.get_num_threads()
+            about = {"device": str(self.device), "torch": torch.__version__, "threads": threads}
+            run.log("start", epoch=self.state.epoch, **about)
 
     def begin_epoch(self) -> None:
         """Prepare the next epoch: set the learning rate and the random order of the examples."""
@@ -388,12 +387,6 @@ class Job:
             f"{what} is not a finite number at {where}; {saved}. "
             "Try a smaller learning_rate, or max_gradient_norm=100"
         )
-
-
-def about_machine(device: torch.device) -> dict[str, Any]:
-    """Describe where a training runs, for its log: device, version of torch and number of threads."""
-    threads = torch.get_num_threads()
-    return {"device": str(device), "torch": torch.__version__, "threads": threads}
 
 
 def stop_all(jobs: list[Job], signal_name: str) -> NoReturn:

@@ -200,9 +200,11 @@ def choose_order(
     assert spec.auto is not None
     pick, test = halves(data.x_val)
     out = run if world().writer else None
-    if out and not resume:
-        for old in out.folder.glob("order_*"):
-            Run(old).clear()
+    if out:
+        out.set_status("running", epoch=0)
+        if not resume:
+            for old in out.folder.glob("order_*"):
+                Run(old).clear()
     world().wait()
     steps: list[Step] = []
     path: list[Trained] = []

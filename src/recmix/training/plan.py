@@ -7,7 +7,6 @@ that trains the method.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 
 from recmix.data import Data, Examples, as_data, check_values
 from recmix.data.overlap import write_training_examples
-from recmix.errors import Interrupted, RunError
 from recmix.methods.make_method import make_method, place
 from recmix.methods.method import Method
 from recmix.methods.training_checks import check_can_be_distilled, check_kl_can_change
@@ -24,10 +22,9 @@ from recmix.model.data_facts import Statistics
 from recmix.model.fields import Fields
 from recmix.model.network_checks import check_probabilities
 from recmix.model.replaceable import load_accelerated
-from recmix.runs.lock import has_lock
 from recmix.runs.spec import Spec
 from recmix.training.build import Trained, load_trained
-from recmix.training.job import Job, about_machine
+from recmix.training.job import Job
 from recmix.training.one_module import keep_used_parts
 from recmix.training.request import Request, read_request
 from recmix.training.resume import is_complete
@@ -69,15 +66,14 @@ class Plan:
         return self.spec.auto is not None and "order" in self.spec.auto
 
     def claim_folder(self) -> None:
-        """Create the run folder and mark the run as running, or prepare to continue the run in it.
+        """Create the run folder, or prepare to continue the run in it.
 
-        A run with a checkpoint is marked when the checkpoint has been read, see `Job.start`. If the run
-        in the folder is already complete, it is loaded into `finished`.
+        If the run in the folder is already complete, it is loaded into `finished`.
         """
         asked, run = self.request, self.request.run
         if run is None:
             return
-        group, machine = world(), about_machine(self.request.device)
+        group = world()
         group.wait()  # until all processes have seen whether there is a run
         if asked.resume and asked.found:
             if is_complete(run, self.spec, group):
@@ -96,24 +92,7 @@ class Plan:
             run.create(self.spec, overwrite=asked.overwrite, vocabulary=self.data.vocabulary)
             if self.spec.data["kind"] not in ("named", "path"):  # those can be loaded again
                 write_training_examples(run.folder, self.data)
-        if group.writer and not run.checkpoint.exists():
-            run.mark_running(0, **machine)
         group.wait()
-
-    def release_folder(self, error: BaseException) -> None:
-        """End the reservation of the run folder after an error, if this process still has it.
-
-        A run that is still marked as running then becomes interrupted or failed.
-        """
-        run = self.request.run
-        if run is None or not has_lock(run.folder):
-            return
-        with contextlib.suppress(RunError):  # `error` says more than what its report may raise
-            status = run.status()
-            if status["status"] == "running":
-                ended = "interrupted" if isinstance(error, Interrupted) else "failed"
-                run.set_status(ended, epoch=status.get("epoch", 0), reason=str(error))
-        run.unlock()
 
     def job(self) -> Job:
         """Make the `Job` that trains the method. The weights of `init`, if given, are copied into it."""
