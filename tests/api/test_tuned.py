@@ -1,9 +1,11 @@
 """`Model.frontier`, `Model.tuned`, and the tuned inference of a run folder."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import recmix
 from recmix import Inference
@@ -32,16 +34,41 @@ def run(x, tmp_path):
     return Run(tmp_path / "vae")
 
 
-def test_a_tuned_model_uses_the_winner_and_keeps_its_calibration(x, monkeypatch):
+def test_refinements_are_compared_without_the_calibration_of_the_model(x, monkeypatch):
     every = module.candidates
     monkeypatch.setattr(module, "candidates", lambda method, base: every(method, [1], base))
+    model = recmix.fit("vae", x, epochs=1, latent=2, device="cpu")
+    calibrated = model.using(refine=2, scale=3.0, slope=0.1, reference=5.0, noise=1.5)
+    found = calibrated.frontier(x, budget=1e6, samples=2)
+    assert {trial.inference.calibrated for trial in found.trials} == {False}
+    assert {trial.inference.noise for trial in found.trials} == {1.5}
+    assert found.encoder.inference == Inference(noise=1.5)
+    plain = model.using(noise=1.5).frontier(x, budget=1e6, samples=2)
+    assert found.encoder.bound == plain.encoder.bound
+
+
+@pytest.mark.parametrize(("best", "kept"), [(0, False), (1, False), (2, True)])
+def test_the_calibration_is_kept_if_the_present_refinement_is_chosen(x, monkeypatch, best, kept):
+    def bounds(_method, x, inference, *_rest):
+        return torch.full((len(x),), 1.0 * (inference.refine == best and inference.how == "conjugate"))
+
+    monkeypatch.setattr(module, "iwae_at_seed", bounds)
+    model = recmix.fit("vae", x, epochs=1, latent=2, device="cpu", dtype="float64")
+    used = Inference(how="conjugate", refine=2, scale=3.0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        tuned = model.using(**vars(used)).tuned(x, budget=1e6, samples=2)
+    assert tuned.inference.refine == best
+    assert tuned.inference.calibrated == kept
+    assert any("its calibration is removed" in str(one.message) for one in said) != kept
+
+
+def test_a_calibrated_encoder_stays_calibrated_if_no_refinement_fits(x):
     model = recmix.fit("vae", x, epochs=1, latent=2, device="cpu").using(scale=1.25)
     with pytest.warns(UserWarning, match="no refinement fits"):
         tuned = model.tuned(x, budget=1.0, samples=2)
     assert tuned.inference == Inference(scale=1.25)
     assert tuned.method is model.method
-    found = model.frontier(x, budget=1.0, samples=2)
-    assert {trial.inference.scale for trial in found.trials} == {1.25}
 
 
 def test_a_run_is_loaded_with_its_tuned_inference(run):

@@ -414,6 +414,40 @@ def test_a_vae_in_one_module(form, x, tmp_path):
     assert recmix.load(tmp_path / "on", OneModule(), device="cpu").elbo(x).isfinite().all()
 
 
+def test_loading_names_the_missing_parts_and_both_forms(x, tmp_path):
+    model = recmix.wrap(OneModule().eval(), likelihood=Gaussian(0.1), example=x[:3])
+    folder = model.save(tmp_path / "run")
+    both = r"own encoder and decoder\. .*pass encoder=…, decoder=….*recmix\.load\(run, VAE\(\)\)"
+    with pytest.raises(recmix.RecmixError, match=both):
+        recmix.load(folder)
+    with pytest.raises(recmix.RecmixError, match=r"own decoder\. .*pass decoder=…$"):
+        recmix.load(folder, encoder=networks()[0])
+
+
+def test_loading_with_networks_of_another_latent_size_names_that_of_the_run(x, tmp_path):
+    def made(latent):
+        return nn.Linear(FEATURES, 2 * latent), nn.Linear(latent, FEATURES)
+
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = made(4)
+
+        def encode(self, x):
+            return self.first(x).chunk(2, 1)
+
+        def decode(self, z):
+            return self.second(z)
+
+    folder = recmix.wrap(*networks(), likelihood=Gaussian(0.1), example=x).save(tmp_path / "run")
+    with pytest.raises(ConfigError, match="gives 4 latent dimensions, but the model has 3"):
+        recmix.load(folder, Other())
+    with pytest.raises(ConfigError, match="of 3 latent dimensions"):
+        recmix.load(folder, *made(4))
+    with pytest.raises(ConfigError, match="decoder failed.*In this model z has 3 dimensions"):
+        recmix.load(folder, networks()[0], made(4)[1])
+
+
 class Noisy(OneModule):
     """Its encoder has a layer that is used only in training mode, and normalises batches."""
 

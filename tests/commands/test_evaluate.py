@@ -230,3 +230,16 @@ def test_a_likelihood_without_noise_is_refused(tmp_path, capsys):
     assert Run(tmp_path / "run").spec().model.likelihood == "poisson"
     message = said(capsys, "evaluate", tmp_path / "run", "--calibrate-noise")
     assert "the poisson likelihood has no noise that can be calibrated: use --calibrate" in message
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", "failed", "done"])
+def test_scores_of_an_unfinished_run_are_noted(folder, capsys, status):
+    recmix.fit("vae", "table.npy", epochs=3, latent=2, device="cpu", out="run", progress=False)
+    Run("run").set_status(status, epoch=1, reason="a test")
+    capsys.readouterr()
+    assert call("evaluate", "run", "--samples", 2, "--json") == 0
+    note = (
+        f"note: run is not finished ({status}): epoch 1 of 3. To continue it: recmix train --resume "
+        "--out run\n"
+    )
+    assert capsys.readouterr().err == note * (status != "done")

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,6 +90,18 @@ def test_the_winner_becomes_the_inference_of_the_run(run, best, capsys):
     assert len(stored["trials"]) == 3
     assert recmix.load(run.folder).inference == best
     assert (run.folder.parent / "a.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_calibration_of_the_run_is_not_part_of_the_comparison(run, best, steps, capsys):
+    stored = replace(best, refine=steps, scale=2.0)
+    run.set_tuned(stored)
+    assert call("tune", run.folder, "--budget", "100000x", *FEW) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "without the run's calibration (scale 2.00), which was chosen for one refinement" in shown
+    assert ("it is kept" in shown) == (steps == best.refine)
+    assert ("recmix evaluate --calibrate" in shown) == (steps != best.refine)
+    assert run.tuned() == (stored if steps == best.refine else best)
 
 
 def test_evaluate_uses_the_tuned_inference_and_can_remove_it(run):
@@ -193,7 +206,11 @@ def test_a_wrapped_model_is_tuned_for_one_data_set(run, best, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "give a time limit"),
+        (
+            (),
+            "give a time limit: a budget (--budget), such as 100 for 100 times the encoder's time, or "
+            "milliseconds (--milliseconds)",
+        ),
         (("--budget", "3x", "--milliseconds", 2), "give a time limit"),
         (("--budget", "fast"), "such as 3, got 'fast'"),
         (("--budget", "nan"), "such as 3, got 'nan'"),

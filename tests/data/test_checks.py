@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from torch.utils.data import DataLoader, TensorDataset
 
-from recmix.data import check_examples
+from recmix.data import check_examples, from_arrays
 from recmix.errors import DataError
 
 OK = np.zeros((4, 1, 28, 28), np.float32)
@@ -148,3 +149,151 @@ def test_dict_is_packed_with_the_given_fields():
     np.testing.assert_array_equal(packed, [[5, 6, 2], [7, 8, 3]])
     with pytest.raises(DataError, match=r"x: got the fields length.*expected tokens, length"):
         check_examples({"length": [1]}, fields={"tokens": (2,), "length": ()})
+
+
+def event(*shape):
+    return np.arange(5 * np.prod(shape), dtype=np.float32).reshape(5, *shape)
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "numpy_advice", "torch_advice"),
+    [
+        ((1, 20, 12), (1, 12, 20), "swapaxes(2, 3)", "swapaxes(2, 3)"),
+        ((20, 12), (1, 12, 20), "swapaxes(1, 2)", "swapaxes(1, 2)"),
+        ((20, 12, 1), (1, 12, 20), "swapaxes(1, 2)", "swapaxes(1, 2)"),
+        ((6, 4), (4, 6), "swapaxes(1, 2)", "swapaxes(1, 2)"),
+        ((12, 20, 3), (3, 12, 20), "transpose(0, 3, 1, 2)", "permute(0, 3, 1, 2)"),
+        ((16, 16, 3), (3, 16, 16), "transpose(0, 3, 1, 2)", "permute(0, 3, 1, 2)"),
+        ((3, 16, 16), (16, 16, 3), "transpose(0, 2, 3, 1)", "permute(0, 2, 3, 1)"),
+        ((16, 3, 16), (3, 16, 16), "swapaxes(1, 2)", "swapaxes(1, 2)"),
+        ((20, 12, 3), (3, 12, 20), "swapaxes(1, 3)", "swapaxes(1, 3)"),
+        ((7, 9, 11, 3), (7, 3, 9, 11), "transpose(0, 1, 4, 2, 3)", "permute(0, 1, 4, 2, 3)"),
+        ((784,), (1, 28, 28), "reshape(-1, 1, 28, 28)", "reshape(-1, 1, 28, 28)"),
+        ((28, 28), (784,), "reshape(-1, 784)", "reshape(-1, 784)"),
+    ],
+)
+def test_advice_for_a_wrong_shape_gives_the_right_examples(given, shape, numpy_advice, torch_advice):
+    """The advice is run, and must not mix up the values of an example."""
+    x = event(*given)
+    for array, advice in ((x, numpy_advice), (torch.from_numpy(x), torch_advice)):
+        with pytest.raises(DataError) as caught:
+            check_examples(array, shape=shape)
+        code = f"x.{advice}"
+        assert str(caught.value).endswith(f"use {code}")
+        found = check_examples(eval(code, {"x": array}), shape=shape)
+        assert found.shape == (5, *shape)
+        order = {
+            "swapaxes(2, 3)": (0, 1, 3, 2),
+            "swapaxes(1, 2)": (0, 2, 1, 3),
+            "swapaxes(1, 3)": (0, 3, 2, 1),
+            "transpose(0, 3, 1, 2)": (0, 3, 1, 2),
+            "transpose(0, 2, 3, 1)": (0, 2, 3, 1),
+            "transpose(0, 1, 4, 2, 3)": (0, 1, 4, 2, 3),
+        }.get(numpy_advice, range(x.ndim))
+        np.testing.assert_array_equal(found, x.transpose(order[: x.ndim]).reshape(5, *shape))
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [
+        ((1, 8, 32), (1, 16, 16)),
+        ((4, 8, 8), (1, 16, 16)),
+        ((16, 3, 16, 3), (3, 3, 16, 16)),  # more than one order is possible
+        ((3, 5), (5, 4)),
+        ((12, 20, 3), (1, 12, 20)),
+    ],
+)
+def test_no_change_of_shape_is_advised_where_none_is_safe(given, shape):
+    with pytest.raises(
+        DataError, match="expected .*: all examples of a data set, .* one shape"
+    ) as caught:
+        check_examples(event(*given), shape=shape)
+    assert not any(word in str(caught.value) for word in ("reshape", "swap", "transpose", "[None]"))
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "advice"),
+    [
+        ((32, 32, 3), (3, 32, 32), "x.transpose(2, 0, 1)[None]"),
+        ((784,), (1, 28, 28), "x.reshape(1, 1, 28, 28)"),
+        ((28, 28), (1, 28, 28), "x[None]"),
+        ((28, 28), (784,), "x.reshape(1, 784)"),
+        ((5,), (1,), "x.reshape(-1, 1)"),
+    ],
+)
+def test_advice_for_a_missing_axis_of_examples(given, shape, advice):
+    x = np.zeros(given)
+    with pytest.raises(DataError) as caught:
+        check_examples(x, shape=shape)
+    assert f"use {advice}" in str(caught.value)
+    assert check_examples(eval(advice, {"x": x}), shape=shape).shape[1:] == shape
+
+
+def test_array_of_one_axis_gets_no_advice_that_cannot_work():
+    with pytest.raises(DataError, match=r"expected examples of 1x4x5, .*: give .*\(N, 1, 4, 5\)$"):
+        check_examples(np.zeros(7), shape=(1, 4, 5))
+
+
+def test_advice_is_for_the_type_that_was_given():
+    nested = np.zeros((2, 6, 4)).tolist()
+    with pytest.raises(DataError, match=r"use numpy\.asarray\(x\)\.swapaxes\(1, 2\)$"):
+        check_examples(nested, shape=(4, 6))
+    with pytest.raises(DataError, match=r"use x\.toarray\(\)\.reshape\(-1, 1, 2, 3\)$"):
+        check_examples(sparse.csr_array(np.eye(6)), shape=(1, 2, 3))
+    with pytest.raises(DataError, match=r"x\.permute\(0, 3, 1, 2\).*ArrayExamples\(x\.float\(\)\.numpy"):
+        check_examples(torch.zeros(4, 28, 28, 1))
+
+
+def test_validation_examples_with_swapped_axes_are_refused():
+    with pytest.raises(
+        DataError, match=r"x_val .*two axes seem to be swapped, use x_val\.swapaxes\(2, 3\)"
+    ):
+        from_arrays(np.zeros((9, 1, 12, 20)), x_val=np.zeros((4, 1, 20, 12)))
+
+
+IMAGES, LABELS = torch.zeros(5, 1, 16, 16), torch.arange(5)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        [IMAGES, LABELS],
+        (IMAGES, LABELS),
+        [IMAGES.numpy(), LABELS.numpy()],
+        [IMAGES, torch.nn.functional.one_hot(LABELS)],
+        (IMAGES, LABELS, LABELS),
+        (IMAGES[:1], LABELS[:1]),
+    ],
+)
+def test_a_batch_with_labels_is_recognised(x):
+    for shape in (None, (1, 16, 16), (3, 8, 8)):
+        with pytest.raises(
+            DataError, match=r"x is a (list|tuple) of .* with labels.*; .*: give x\[0\]$"
+        ):
+            check_examples(x, shape=shape)
+    with pytest.raises(DataError, match=r"x_train\[0\]$"):
+        from_arrays(x)
+
+
+@pytest.mark.parametrize("x", [(IMAGES, IMAGES), [IMAGES], [IMAGES, LABELS, IMAGES]])
+def test_a_batch_in_a_list_is_recognised_by_the_shape_of_examples(x):
+    with pytest.raises(DataError, match=r"looks like a batch (in a list|of examples with labels)"):
+        check_examples(x, shape=(1, 16, 16))
+
+
+def test_lists_of_examples_are_no_batches():
+    one = np.zeros((1, 16, 16))
+    assert check_examples([one, one], shape=(1, 16, 16)).shape == (2, 1, 16, 16)
+    assert check_examples([one[0], one[0]], shape=(1, 16, 16)).shape == (2, 1, 16, 16)
+    assert check_examples([np.zeros(3), np.ones(3)], shape=(3,)).shape == (2, 3)
+    with pytest.raises(DataError, match="pad sequences"):
+        check_examples([np.zeros((5, 3)), np.zeros((5, 4))])
+    with pytest.raises(DataError, match="pad sequences"):
+        check_examples([np.zeros((5, 3)), np.zeros(4)])
+
+
+def test_a_data_loader_is_no_batch():
+    loader = DataLoader(TensorDataset(IMAGES, LABELS), batch_size=2)
+    with pytest.raises(DataError, match=r"x is a DataLoader; .*next\(iter\(x\)\), or .*\[0\] if"):
+        check_examples(loader)
+    assert check_examples(next(iter(loader))[0]).shape == (2, 1, 16, 16)

@@ -111,7 +111,7 @@ def test_image_modes_are_converted(tmp_path, mode, channels, value):
     else:
         Image.fromarray(np.full((8, 9), value, np.uint8)).convert(mode).save(path)
     folder = ImageFolder(tmp_path)
-    assert folder.header("a.png") == (channels, 8, 9)
+    assert folder.header("a.png") == (channels, 8, 9, mode in ("LA", "RGBA"))
     for wanted in (1, 3):
         pixels = folder.pixels("a.png", wanted, (8, 9), None)
         assert pixels.shape == (wanted, 8, 9)
@@ -120,10 +120,12 @@ def test_image_modes_are_converted(tmp_path, mode, channels, value):
 
 def test_palette_with_transparent_colour_is_converted(tmp_path):
     image = Image.new("P", (9, 8), 1)
+    image.paste(0, (1, 0, 9, 8))
     image.putpalette([0, 0, 0, 10, 20, 30])
     image.save(tmp_path / "a.png", transparency=b"\xff\x00")
     pixels = ImageFolder(tmp_path).pixels("a.png", 3, (8, 9), None)
-    np.testing.assert_array_equal(pixels[:, 0, 0], [10, 20, 30])
+    np.testing.assert_array_equal(pixels[:, 0, 0], 255)
+    np.testing.assert_array_equal(pixels[:, 0, 1], 0)
 
 
 def test_rotated_photograph_is_turned_upright(tmp_path):
@@ -131,7 +133,7 @@ def test_rotated_photograph_is_turned_upright(tmp_path):
     exif[0x0112] = 6
     Image.new("RGB", (30, 20)).save(tmp_path / "a.jpg", exif=exif)
     folder = ImageFolder(tmp_path)
-    assert folder.header("a.jpg") == (3, 30, 20)
+    assert folder.header("a.jpg") == (3, 30, 20, False)
     assert folder.pixels("a.jpg", 3, (30, 20), None).shape == (3, 30, 20)
 
 

@@ -61,7 +61,7 @@ def test_postscript_with_the_name_of_an_image_runs_no_program(
 @pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "gif", "webp"])
 def test_every_documented_format_is_still_read(tmp_path, suffix):
     Image.new("L", (16, 12), 255).save(tmp_path / f"a.{suffix}")
-    assert ImageFolder(tmp_path).header(f"a.{suffix}")[1:] == (12, 16)
+    assert ImageFolder(tmp_path).header(f"a.{suffix}")[1:3] == (12, 16)
     assert ImageFolder(tmp_path).pixels(f"a.{suffix}", 1, (12, 16), None).min() == 255
 
 

@@ -528,3 +528,46 @@ def test_labels_next_to_images_are_not_used(tmp_path, rng):
     assert load(path).fields == {"images": (4, 4), "labels": ()}
     np.savez(path, images=x, labels=x)  # one value for each pixel
     assert load(path).fields == {"images": (4, 4), "labels": (4, 4)}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.arange(20)[:, None] % 3,
+        (np.arange(20)[:, None] % 2).astype(bool),
+        np.full((20, 1), "cat"),
+        np.eye(3)[np.arange(20) % 3],
+        np.eye(3, dtype=np.uint8)[np.arange(20) % 3],
+        np.eye(2, dtype=bool)[np.arange(20) % 2],
+    ],
+)
+@pytest.mark.parametrize("name", ["labels", "y", "Class", "y_train", "train_labels"])
+def test_labels_with_two_axes_are_not_used(tmp_path, rng, labels, name):
+    path = tmp_path / "mine.npz"
+    np.savez(path, **{"images": rng.random((20, 4, 4), np.float32), name: labels})
+    data = load(path)
+    assert (data.shape, data.fields) == ((1, 4, 4), None)
+    assert f"not used: {name}." in data.notes[0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.linspace(0, 1, 20)[:, None],  # numbers
+        np.full((20, 3), 1 / 3),  # probabilities
+        np.ones((20, 3)),
+        np.zeros((20, 3)),
+        2 * np.eye(3)[np.arange(20) % 3],
+        np.array([[2, -1, 0]] * 20),
+    ],
+)
+def test_other_arrays_with_the_name_of_labels_are_fields(tmp_path, rng, values):
+    path = tmp_path / "mine.npz"
+    np.savez(path, images=rng.random((20, 4, 4), np.float32), target=values)
+    assert load(path).fields == {"images": (4, 4), "target": values.shape[1:]}
+
+
+def test_one_array_with_the_name_of_labels_holds_the_examples(tmp_path):
+    np.savez(tmp_path / "a.npz", y=np.eye(3)[np.arange(20) % 3])
+    data = load(tmp_path / "a.npz")
+    assert (data.shape, data.fields) == ((3,), None)

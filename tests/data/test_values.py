@@ -87,15 +87,15 @@ def test_fitting_values_are_accepted(requirement):
 
 
 NOT_FITTING = [
-    ("real", np.nan, "finite numbers, but x has the value nan"),
+    ("real", np.nan, "finite numbers, but x has the value NaN .*: remove such"),
     ("unit", 1.5, r"values in \[0, 1\].* value 1\.5 .*/ 255, or .*gaussian"),
     ("unit", 300.0, "rescale"),
     ("unit", 1.005, r"clip\(0, 1\)"),
     ("unit", -0.5, r"negative value -0\.5 .*\(x \+ 1\) / 2"),
-    ("unit", np.nan, "value nan"),
+    ("unit", np.nan, "value NaN in example 17: remove such examples, .*nan_to_num"),
     ("counts", -1.3, r"counts .*, but x has the negative value -1\.3 in example 17: .*gaussian"),
     ("counts", 0.5, r"value 0\.5 in example 17"),
-    ("counts", np.inf, "value inf"),
+    ("counts", np.inf, "infinite value inf"),
     ("classes:5", 5, "whole numbers from 0 to 4.* value 5 in example 17.*number the classes"),
     ("classes:5", 0.5, r"value 0\.5"),
     ("classes:5", -1, "negative value -1"),
@@ -172,3 +172,18 @@ def test_grey_images_are_not_counts_unless_they_are_binarised():
 def test_unknown_requirements_are_rejected(requirement):
     with pytest.raises(ConfigError, match="requirement"):
         check_values(COUNTS, requirement, "poisson")
+
+
+def test_nan_is_named_before_values_that_can_be_clipped():
+    """`clip` would keep NaN."""
+    x = np.array([[0.0, 1.001], [0.5, np.nan]])
+    with pytest.raises(DataError, match="value NaN in example 1: remove") as caught:
+        check_values(x, "unit", "bernoulli", what="example")
+    assert "clip" not in str(caught.value)
+
+
+def test_nan_does_not_change_the_advice_for_other_values(monkeypatch):
+    monkeypatch.setattr("recmix.data.examples._CHUNK_VALUES", 1)
+    x = np.array([[100.0], [np.nan], [0.5]])
+    with pytest.raises(DataError, match=r"value 100 in example 0: .*x / 255"):
+        check_values(x, "unit", "bernoulli")

@@ -196,6 +196,20 @@ def test_export_command(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "run" / "pt2" / "posterior.pt2").exists()
 
 
+@pytest.mark.parametrize("form", ["pt2", "onnx", "torchscript"])
+def test_conjugate_refinement_is_refused_before_it_is_traced(form, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("recmix.exports.serialise.check_format", lambda _form: None)
+    made = model("vae", network="dense").refined(2, how="conjugate")
+    kinds = r"kind \(gauss-newton, learned, variational\).*refined\(2, how='gauss-newton'\)"
+    with pytest.raises(ConfigError, match=f"kind 'conjugate' cannot be exported: use another {kinds}"):
+        made.export(tmp_path / "x", format=form)
+    assert not (tmp_path / "x").exists()
+    made.save(tmp_path / "run")
+    assert call("export", tmp_path / "run", "--format", form) == 2
+    assert "minutes" not in capsys.readouterr().err
+    made.using(refine=0).export(tmp_path / "x", format="pt2")  # without steps, the kind has no effect
+
+
 def test_tuned_run_is_refused_before_a_note_on_the_time(tmp_path, capsys):
     made = model("sa", steps=1).refined(1)
     made.save(tmp_path / "run")

@@ -301,7 +301,7 @@ def test_user_networks(tmp_path, data):
     assert isinstance(grown.method.base_encoder, OwnEncoder)
     scratch = recmix.fit("rme", data, encoder=OwnEncoder(), order=2, vae_epochs=1, **SMALL)
     assert isinstance(scratch.method.base_encoder, OwnEncoder)
-    with pytest.raises(RunError, match="own encoder. Modules are code and are not stored: pass encoder"):
+    with pytest.raises(RunError, match=r"own encoder and decoder\..* pass encoder=…, decoder=…\. If"):
         recmix.load(tmp_path / "own")
     modules = {"encoder": OwnEncoder(), "decoder": OwnDecoder()}
     again = recmix.load(tmp_path / "own", device="cpu", **modules)

@@ -5,27 +5,36 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from numbers import Integral
 from typing import Any, Self
 
+from recmix.api.evaluates import evaluates
 from recmix.api.trained_posterior import TrainedPosterior
 from recmix.errors import ConfigError, check_arguments, shown, unknown
 from recmix.evaluation.calibrate import calibrate
-from recmix.evaluation.tune import Frontier, best_refinement, tune
+from recmix.evaluation.tune import (
+    Frontier,
+    best_refinement,
+    tune,
+    with_calibration_of,
+    without_calibration,
+)
 from recmix.inference.inference import REFINEMENT
 
 __all__ = ["ImprovablePosterior"]
 
 FEW = 30
 """Calibration on fewer held-out examples than this gives a warning."""
-NO_CALIBRATION = {"scale": 1.0, "slope": 0.0, "reference": 0.0}
+USERS_LINE = 4
+"""`stacklevel` with which a warning in a method names the user's line, such as ``model.refined(2)``. The
+decorators of the method are in between."""
 
 
 class ImprovablePosterior(TrainedPosterior):
     """A trained method whose posterior can be refined, calibrated and tuned; see `recmix.Model`."""
 
     @check_arguments
+    @evaluates
     def refined(
         self,
         steps: int,
@@ -64,7 +73,7 @@ class ImprovablePosterior(TrainedPosterior):
         if how == "auto":
             if x is None:
                 raise ConfigError("how = 'auto' chooses on validation examples: give them as x")
-            base = replace(self.inference, **NO_CALIBRATION)
+            base = without_calibration(self.inference)
             found = best_refinement(self.method, self._first_examples(x), steps, base=base)
             steps, how = found.refine, found.how
         elif x is not None:
@@ -76,11 +85,12 @@ class ImprovablePosterior(TrainedPosterior):
         warnings.warn(
             "the model was calibrated without this refinement, so its calibration is removed: call "
             "calibrated(x) after refined()",
-            stacklevel=3,
+            stacklevel=USERS_LINE,
         )
-        return made.using(**NO_CALIBRATION)
+        return made.using(**vars(without_calibration(made.inference)))
 
     @check_arguments
+    @evaluates
     def calibrated(
         self,
         x: Any,
@@ -113,7 +123,7 @@ class ImprovablePosterior(TrainedPosterior):
         if len(examples) < FEW:
             warnings.warn(
                 f"{len(examples)} held-out examples are few for a calibration: give at least {FEW}",
-                stacklevel=3,
+                stacklevel=USERS_LINE,
             )
         found = calibrate(
             self.method,
@@ -127,6 +137,7 @@ class ImprovablePosterior(TrainedPosterior):
         return self.using(**vars(found.inference))
 
     @check_arguments
+    @evaluates
     def frontier(
         self,
         x: Any,
@@ -140,7 +151,8 @@ class ImprovablePosterior(TrainedPosterior):
     ) -> Frontier:
         """Measure the time and the IWAE-K bound of many refinements of the posterior on this machine.
 
-        The arguments are those of `tuned`.
+        All are measured without the calibration of this model, which was chosen for one refinement. The
+        arguments are those of `tuned`.
 
         Returns:
             All measured refinements, and the best one within the time limit.
@@ -153,11 +165,12 @@ class ImprovablePosterior(TrainedPosterior):
             samples=samples,
             seed=seed,
             memory=memory,
-            base=self.inference,
+            base=without_calibration(self.inference),
             report=report,
         )
 
     @check_arguments
+    @evaluates
     def tuned(
         self,
         x: Any,
@@ -175,6 +188,9 @@ class ImprovablePosterior(TrainedPosterior):
         more than twice its standard error. The first candidate is the fastest refinement that is clearly
         better than none and not clearly worse than the best. It is chosen, unless a faster refinement
         has a higher bound. If no refinement is clearly better than none, the posterior is not refined.
+
+        Refinements are compared without calibration. If another refinement than the present one is
+        chosen, the calibration of this model is removed with a warning: call `calibrated` after `tuned`.
 
         Args:
             x: validation examples (B, ...); only the first thousand are used.
@@ -195,12 +211,18 @@ class ImprovablePosterior(TrainedPosterior):
                 f"no refinement fits the limit of {found.limit:.3g} ms per example, so the posterior is "
                 "not refined: the smallest limit with a refinement is "
                 f"budget={math.ceil(1.1 * fastest)}, or milliseconds={1.1 * fastest * own:.3g}",
-                stacklevel=3,
+                stacklevel=USERS_LINE,
             )
         elif not found.winner.inference.refine:
             warnings.warn(
                 f"the posterior is not refined: {found.reason}. More examples may decide otherwise",
-                stacklevel=3,
+                stacklevel=USERS_LINE,
             )
-        chosen = found.winner.inference
-        return self.using(how=chosen.how, refine=chosen.refine)
+        chosen = with_calibration_of(self.inference, found.winner.inference)
+        if self.inference.calibrated and not chosen.calibrated:
+            warnings.warn(
+                "the model was calibrated without the chosen refinement, so its calibration is removed: "
+                "call calibrated(x) after tuned()",
+                stacklevel=USERS_LINE,
+            )
+        return self.using(**vars(chosen))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recmix.api.evaluates import evaluates
 from recmix.api.improvable_posterior import ImprovablePosterior
 from recmix.data import ArrayExamples, Data, Examples, load_again
 from recmix.errors import ConfigError, RunError, check_arguments
@@ -37,7 +38,8 @@ class Model(ImprovablePosterior):
     It is an `nn.Module`: ``model(x)`` is the posterior of a batch, with gradients, and
     `state_dict`, `to`, `eval`, hooks and `torch.compile` work. The other methods take numpy arrays
     or tensors (B, ...) with the same range of values as the training data (uint8 images are divided
-    by 255). They return tensors without gradients.
+    by 255). They return tensors without gradients. They evaluate in evaluation mode, also if a loop of
+    your own has set the networks to training mode by ``vae.train()``; ``model.train()`` changes this.
 
     Args:
         method: the trained method.
@@ -48,6 +50,7 @@ class Model(ImprovablePosterior):
             methods of this class also take a list of texts as examples.
     """
 
+    @evaluates
     @torch.no_grad()
     def log_joint(self, x: Any, z: Any) -> Tensor:
         """Return log p(x, z) in nats for S latent points of each example, (S, B).
@@ -88,6 +91,7 @@ class Model(ImprovablePosterior):
         return self.bounds(x, samples, seed=seed, memory=memory)[0]
 
     @check_arguments
+    @evaluates
     def bounds(
         self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -102,6 +106,7 @@ class Model(ImprovablePosterior):
         return elbo, iwae
 
     @check_arguments
+    @evaluates
     def gap(
         self,
         x: Any,
@@ -145,6 +150,7 @@ class Model(ImprovablePosterior):
         return replace(found, train=other)
 
     @check_arguments
+    @evaluates
     def latent_report(
         self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
     ) -> LatentReport:
@@ -166,6 +172,7 @@ class Model(ImprovablePosterior):
             self.method, examples, self.inference, samples=samples, seed=seed, memory=memory
         )
 
+    @evaluates
     @torch.no_grad()
     def reconstruct(self, x: Any) -> Tensor:
         """Reconstruct examples x (B, ...): E[x | z] with z at the mean of q(z | x), (B, ...)."""
@@ -173,6 +180,7 @@ class Model(ImprovablePosterior):
         return torch.cat([self.latent_model.decode(mean) for mean in means])
 
     @check_arguments
+    @evaluates
     @torch.no_grad()
     def sample(self, n: int = 64, *, seed: int | None = None) -> Tensor:
         """Draw n points z from the prior, and return E[x | z] of each, (n, ...).
@@ -190,6 +198,7 @@ class Model(ImprovablePosterior):
             generator.manual_seed(seed)
         return self.latent_model.sample(n, generator=generator)
 
+    @evaluates
     @torch.no_grad()
     def decode(self, z: Any) -> Tensor:
         """Return E[x | z], (..., *shape of an example), for latent points z (..., D)."""
@@ -239,6 +248,7 @@ class Model(ImprovablePosterior):
         run.set_status("done", epoch=len(self.history), reason="saved")
         return run.folder
 
+    @evaluates
     def explore(self, data: Any = None, **how: Any) -> None:
         """Show the model in the browser, until Ctrl-C or until the notebook cell is interrupted.
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recmix.api.evaluates import evaluates
 from recmix.data import DataWarning, Examples, check_examples, check_values
 from recmix.data.columns import check_columns, is_frame, names_of_frame
 from recmix.data.text_data import is_texts
@@ -32,7 +33,7 @@ CHUNK = 512
 FAR = 2.0
 """Examples x are on another scale than the examples given to `recmix.wrap`, whose values lie between low
 and high, if the root mean square of x - (low + high) / 2 is above this many times (high - low)."""
-USERS_LINE = 8
+USERS_LINE = 9
 """`stacklevel` with which a warning about values names the user's line, such as ``model.elbo(x)``."""
 
 
@@ -93,6 +94,7 @@ class TrainedPosterior(nn.Module):
         self.vocabulary = vocabulary
         self.seen = seen
         self.training = method.training
+        self._parts = list(method.modules())  # finding them can take longer than a posterior
 
     @property
     def inference(self) -> Inference:
@@ -140,8 +142,11 @@ class TrainedPosterior(nn.Module):
         if inference.refine and inference.how == "learned":
             check_curvature(self.method.model)
         spec = replace(self.spec, inference=inference)
-        return type(self)(self.method, spec, self.history, None, self.vocabulary, self.seen)
+        made = type(self)(self.method, spec, self.history, None, self.vocabulary, self.seen)
+        made.training = self.training
+        return made
 
+    @evaluates
     def posterior(self, x: Any) -> Posterior:
         """q(z | x) of examples x (B, ...), without gradients."""
         with memory_advice("give fewer examples at a time, or lower restarts or the number of steps"):
@@ -176,6 +181,7 @@ class TrainedPosterior(nn.Module):
         rows = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
         return self._known_vocabulary().decode(rows)
 
+    @evaluates
     @torch.no_grad()
     def sample_texts(self, n: int = 16, *, seed: int | None = None) -> list[str]:
         """Draw n texts from the model: z from the prior, then x from p(x | z).
@@ -198,6 +204,7 @@ class TrainedPosterior(nn.Module):
             found += self.decode_texts(model.likelihood.sample(model.decoder_output(z), generator))
         return found
 
+    @evaluates
     @torch.no_grad()
     def reconstruct_texts(self, texts: Sequence[str]) -> list[str]:
         """Reconstruct each text: return a likely text under p(x | z), with z at the mean of q(z | x)."""

@@ -19,7 +19,17 @@ from recmix.commands.inference_words import gain as gain_of
 from recmix.commands.model_and_data import check_data, data_of, load_model, part_of
 from recmix.commands.own_parts import Networks
 from recmix.commands.stored_scores import folder_of_scores, note_random_part, scored_data
-from recmix.commands.terminal import Device, Json, Memory, Root, Seed, err, out, print_scores
+from recmix.commands.terminal import (
+    Device,
+    Json,
+    Memory,
+    Root,
+    Seed,
+    err,
+    out,
+    plain,
+    print_scores,
+)
 from recmix.errors import ConfigError, unknown
 from recmix.inference.inference import REFINEMENT
 
@@ -31,6 +41,8 @@ __all__ = ["evaluate_command"]
 
 USUAL_STEPS = 16
 """With more refinement steps than this, the command prints a note that they take long."""
+UNFINISHED = ("running", "interrupted", "failed")
+"""The statuses of runs whose training did not reach its end."""
 OTHER_PART = (
     "leave --split val out, so that the test part is scored. If the data have no test part, give a file "
     "with x_train and x_test with --data"
@@ -119,7 +131,7 @@ def evaluate_command(
     calibrate = calibrate or calibrate_noise
     reports = _chosen_reports(report, gap=gap)
     _check(samples, memory, split, examples, how, seed=seed, calibrate=calibrate, gap=gap)
-    model = load_model(run, data, device, networks=networks)
+    model = _load(run, data, device, networks)
     check_reports(reports, model)
     if calibrate_noise and not model.latent_model.likelihood.can_temper:
         raise ConfigError(
@@ -186,6 +198,25 @@ def evaluate_command(
         out.print_json(json.dumps(finite({"run": str(run), "split": split, **found, **shown})))
         return
     _print_result(model, found, extra, key)
+
+
+def _load(run: str, data: str | None, device: str, networks: str | None) -> Model:
+    """Load the model with `load_model`, and print a note if the training of its run has not finished."""
+    from recmix.runs.folder import Run
+    from recmix.training.resume import how_to_resume
+
+    model = load_model(run, data, device, networks=networks)
+    status = {} if model.folder is None else Run(model.folder).status()
+    if model.folder is not None and status["status"] in UNFINISHED:
+        total = model.spec.training.epochs
+        done = f"epoch {status.get('epoch', 0)}" + (f" of {total}" if total else "")
+        advice = how_to_resume(Run(model.folder))
+        err.print(
+            f"note: {plain(run)} is not finished ({plain(status['status'])}): {done}. To continue it: "
+            f"{plain(advice)}",
+            highlight=False,
+        )
+    return model
 
 
 def _print_result(model: Model, found: dict[str, Any], extra: dict[str, Any], key: ScoreKey) -> None:

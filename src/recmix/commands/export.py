@@ -33,7 +33,8 @@ def export_command(
 
     check_format(form)
     model = load_run(run, networks, device="cpu")
-    if model.inference.refine and form != "torchscript":  # a TorchScript file is written in seconds
+    written = model.inference.refine and model.inference.traceable
+    if written and form != "torchscript":  # a TorchScript file is written in seconds
         err.print("note: the steps of the refinement are written too, which can take minutes")
     made = model.export(folder, format=form, fuse=fuse, overwrite=overwrite)
     files = ", ".join(sorted(path.name for path in made.iterdir()))

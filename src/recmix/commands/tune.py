@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from recmix.evaluation.tune import Frontier, Trial
+    from recmix.inference import Inference
 
 __all__ = ["table_of", "tune_command"]
 
@@ -76,7 +77,7 @@ def tune_command(
     times = _check(budget, milliseconds, samples, examples, memory, plot)
 
     from recmix.data import has_same_examples
-    from recmix.evaluation.tune import candidates
+    from recmix.evaluation.tune import candidates, with_calibration_of
     from recmix.training.progress import watch
 
     model = load_model(run, data, device, networks=networks)
@@ -103,12 +104,13 @@ def tune_command(
     content |= scored_data(model, source)
     fits = any(t.milliseconds <= found.limit for t in found.trials if t is not found.encoder)
     stored = folder / TUNED if fits and not dry_run and folder is not None else None
+    used = with_calibration_of(model.inference, found.winner.inference)
     if stored is not None and folder is not None:
-        Run(folder).set_tuned(found.winner.inference, **content)
+        Run(folder).set_tuned(used, **content)
     if plot is not None:
         _draw(found, plot, samples=samples, title=f"{model.spec.label}, {content['device']}")
     if as_json:
-        chosen = {"inference": found.winner.inference.to_json(), **content}
+        chosen = {"inference": used.to_json(), **content}
         out.print_json(json.dumps({"run": run, "stored": stored is not None, **finite(chosen)}))
         return
     out.print(table_of(found, samples, title=f"{model.spec.label}, {count:,} validation examples"))
@@ -120,7 +122,8 @@ def tune_command(
         end = "nothing is stored, because the limit allows no refinement: give a larger one"
     else:
         end = "nothing is stored: this needs the folder of a run, and its own data"
-    for line in [*_sentences(found, content["device"]), end, *([f"figure: {plot}"] if plot else [])]:
+    lines = [*_sentences(found, content["device"]), *_about_calibration(model.inference, used), end]
+    for line in [*lines, *([f"figure: {plot}"] if plot else [])]:
         out.print(line, highlight=False, markup=False)
 
 
@@ -253,6 +256,27 @@ def _sentences(found: Frontier, device: str) -> list[str]:
     else:
         lines.append(f"chosen: no refinement: {found.reason}")
     return lines
+
+
+def _about_calibration(own: Inference, used: Inference) -> list[str]:
+    """Say that refinements are compared without the run's calibration, and whether it is kept.
+
+    Args:
+        own: the inference of the run before the choice. If it is not calibrated, nothing is said.
+        used: the chosen inference.
+    """
+    if not own.calibrated:
+        return []
+    measured = (
+        f"all are measured without the run's calibration (scale {own.scale:.2f}), which was chosen for "
+        f"one refinement ({words(own)})"
+    )
+    if used.calibrated:
+        return [f"{measured}; it is kept, because this refinement is chosen"]
+    return [
+        f"{measured}; it does not apply to the chosen one. To choose a new one: "
+        "model.calibrated(x_val) in Python, or recmix evaluate --calibrate"
+    ]
 
 
 def _draw(found: Frontier, path: Path, *, samples: int, title: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from recmix.data.columns import is_frame, table_of_frame
 from recmix.data.examples import Array, chunk_slices
+from recmix.data.shape_advice import check_not_batch, same_axes, shape_text, wrong_shape
 from recmix.data.sparse_examples import SparseExamples, is_sparse
 from recmix.errors import DataError
 from recmix.model.fields import Fields, check_exact
@@ -73,15 +74,13 @@ use recmix.data.ArrayExamples(x_train.astype('float32'))
     elif is_frame(x):
         array = table_of_frame(x, what).values
     else:
-        array = to_numpy(x, what)
+        array = to_numpy(x, what, shape)
     given = f"{what} is {array.dtype} of shape {array.shape}"
     _check_type(array, given, what)
     if array.size == 0:
         none = "its examples have no values" if len(array) else "it has no examples"
         raise DataError(f"{given}: {none}; {_EXPECTED}, with N of 1 or more and values in each row")
-    array = _with_event_axes(array, shape, given, what)
-    if shape is not None and array.shape[1:] != shape:
-        raise DataError(f"{given}: {_wrong_shape(array, shape, what)}")
+    array = _with_event_axes(array, shape, given, _expression(x, what), tensor=is_tensor(x))
     if len(array) < at_least:
         raise DataError(f"{given}: it has {len(array)} example(s), expected at least {at_least}")
     if array.dtype == np.bool_:
@@ -125,25 +124,26 @@ def pack_fields(x: Mapping[str, Any], what: str, fields: Fields | None = None) -
     return packed, found
 
 
-def same_axes(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two shapes differ at most in axes of size 1.
-
-    >>> same_axes((1, 8, 8), (8, 8)), same_axes((8, 8), (64,))
-    (True, False)
-    """
-    return [size for size in one if size != 1] == [size for size in other if size != 1]
-
-
 def is_tensor(x: Any) -> bool:
     """Whether `x` is a torch tensor; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
 
-def to_numpy(x: Any, what: str = "x") -> Array:
-    """Convert a torch tensor (on any device), nested lists or an array to a numpy array."""
+def to_numpy(x: Any, what: str = "x", shape: tuple[int, ...] | None = None) -> Array:
+    """Convert a torch tensor (on any device), nested lists or an array to a numpy array.
+
+    Raise a DataError that names `what` if this is not possible, or if x is a DataLoader, or a batch of
+    one with labels. `shape` is the shape of one example, if it is known.
+    """
     if isinstance(x, np.ndarray):
         return x
+    if hasattr(x, "dataset") and hasattr(x, "__iter__") and not hasattr(x, "__getitem__"):
+        raise DataError(
+            f"{what} is a {type(x).__name__}; expected a batch of examples: give next(iter({what})), or "
+            f"next(iter({what}))[0] if its batches are lists that begin with the examples"
+        )
+    check_not_batch(x, what, shape)
     try:
         if is_tensor(x):
             tensor = x.detach().cpu()
@@ -160,13 +160,11 @@ def to_numpy(x: Any, what: str = "x") -> Array:
     raise DataError(f"{what} is a {type(x).__name__}; {_EXPECTED}, as a numpy array or a torch tensor")
 
 
-def shape_text(shape: tuple[int, ...]) -> str:
-    """Return the shape of one example as text.
-
-    >>> shape_text((1, 28, 28)), shape_text((7,))
-    ('1x28x28', '7 values')
-    """
-    return "x".join(map(str, shape)) if len(shape) > 1 else f"{math.prod(shape)} values"
+def _expression(x: Any, what: str) -> str:
+    """Return Python code for the user's examples as an array or tensor, for advice in messages."""
+    if is_sparse(x):
+        return f"{what}.toarray()"
+    return what if hasattr(x, "reshape") else f"numpy.asarray({what})"
 
 
 def _check_type(array: Array, given: str, what: str) -> None:
@@ -182,58 +180,64 @@ def _check_type(array: Array, given: str, what: str) -> None:
         check_exact(int(array.min()), int(array.max()), f"{given} and", advice)
 
 
-def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, what: str) -> Array:
-    """Return images (N, H, W) as (N, 1, H, W), and other arrays with the axes that they have.
+def _with_event_axes(
+    array: Array, shape: tuple[int, ...] | None, given: str, what: str, *, tensor: bool
+) -> Array:
+    """Return examples of the required shape. Without one, images (N, H, W) become (N, 1, H, W).
 
-    Raise a DataError if there are fewer than two axes, or if the array looks like channels-last images.
-    If only axes of size 1 differ from `shape`, the examples are reshaped to it. `given` and `what` are
-    the description and the name of the array in error messages.
+    If only axes of size 1 differ from `shape`, the examples are reshaped to it. Raise a DataError if
+    more differs, or if there are fewer than two axes. Without `shape`, also raise one if the array looks
+    like channels-last images.
+
+    Args:
+        array: The examples.
+        shape: Required shape of one example; None for any.
+        given: Description of the array in error messages.
+        what: Python expression for the array in error messages.
+        tensor: Whether this expression is a torch tensor.
     """
     if array.ndim < 2:
-        advice = f"{what}.reshape(-1, 1) for examples of one value"
-        if array.shape == shape:
-            advice = f"{what}[None] for one example"
-        raise DataError(f"{given}, {array.ndim} dimension(s); {_EXPECTED}: use {advice}")
-    if shape is not None and same_axes(array.shape[1:], shape):
-        return array.reshape(-1, *shape)
+        raise DataError(f"{given}, {array.ndim} dimension(s); {_few_axes_advice(array, shape, what)}")
+    if shape is not None:
+        if same_axes(array.shape[1:], shape):
+            return array.reshape(-1, *shape)
+        raise DataError(f"{given}: {wrong_shape(array.shape, shape, what, tensor=tensor)}")
     *_, height, width, channels = (1, *array.shape)
     large = channels in _CHANNELS and min(height, width) >= _IMAGE_SIDE
-    other = f"use recmix.data.ArrayExamples({what}.astype('float32'))"
+    order, numbers = ("permute", ".float().numpy()") if tensor else ("transpose", ".astype('float32')")
+    other = f"use recmix.data.ArrayExamples({what}{numbers})"
     if array.ndim == 4 and large:
         raise DataError(
             f"{given}, which looks channels-last; expected images of shape (N, C, H, W): "
-            f"use {what}.transpose(0, 3, 1, 2). If these are not images, {other}"
+            f"use {what}.{order}(0, 3, 1, 2). If these are not images, {other}"
         )
     if array.ndim == 5 and large:
         raise DataError(
             f"{given}, which looks channels-last; expected clips of shape (N, T, C, H, W): "
-            f"use {what}.transpose(0, 1, 4, 2, 3). If these are not clips, {other}"
+            f"use {what}.{order}(0, 1, 4, 2, 3). If these are not clips, {other}"
         )
     if array.ndim == 3 and large and (height == width or array.dtype == np.uint8):
         raise DataError(
             f"{given}, which looks like one channels-last image; expected images of shape "
-            f"(N, C, H, W): use {what}.transpose(2, 0, 1)[None], and give more than one. If this is not "
+            f"(N, C, H, W): use {what}.{order}(2, 0, 1)[None], and give more than one. If this is not "
             f"an image, {other}"
         )
-    image = shape is None or len(shape) == 3
-    return array[:, None] if array.ndim == 3 and image else array
+    return array[:, None] if array.ndim == 3 else array
 
 
-def _wrong_shape(array: Array, shape: tuple[int, ...], what: str) -> str:
-    """Return text that says how examples differ from the required shape, and what the user can do."""
-    text = f"each example is {shape_text(array.shape[1:])}, expected {shape_text(shape)}"
-    if array.ndim == 2:
-        text = f"its examples are flat vectors of {array.shape[1]} values, expected {shape_text(shape)}"
-    elif array.ndim != 1 + len(shape):
-        text += f" (the array has {array.ndim} dimensions, expected {1 + len(shape)})"
-    if math.prod(array.shape[1:]) == math.prod(shape):
-        return f"{text}: use {what}.reshape({', '.join(map(str, (-1, *shape)))})"
-    if math.prod(array.shape) == math.prod(shape):
-        return f"{text}: for one example use {what}[None]"
-    return (
-        f"{text}: all examples of a data set, and those given to a model trained on it, must have one "
-        "shape"
-    )
+def _few_axes_advice(array: Array, shape: tuple[int, ...] | None, what: str) -> str:
+    """Return what was expected instead of an array with one axis or none, and what the user can do."""
+    if shape is None:
+        return f"{_EXPECTED}: use {what}.reshape(-1, 1) for examples of one value"
+    expected = f"expected examples of {shape_text(shape)}, one per row"
+    sizes = ", ".join(map(str, shape))
+    if array.shape == shape:
+        return f"{expected}: use {what}[None] for one example"
+    if array.size == math.prod(shape):
+        return f"{expected}: use {what}.reshape(1, {sizes}) for one example"
+    if math.prod(shape) == 1:
+        return f"{expected}: use {what}.reshape(-1, {sizes})"
+    return f"{expected}: give an array of shape (N, {sizes})"
 
 
 def _check_values(array: Array, given: str, what: str) -> None:

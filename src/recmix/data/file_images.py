@@ -15,13 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recmix.data.examples import Array, ArrayExamples, Examples, Index, rows
 from recmix.data.limits import check_file, check_members, check_regular, check_size, read_at_most
+from recmix.data.transparency import may_be_transparent, on_white, opacity
 from recmix.errors import ConfigError, DataError, shown
 
 __all__ = [
@@ -46,7 +47,17 @@ Crop = int | Literal["square"] | None
 _MODES_16_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 _GREY_MODES = ("1", "L", "LA", "La", *_MODES_16_BIT)
 _MAX_BYTES = 1 << 28  # limit for one image file
+_SCANNED = 10_000  # at most this many image files are decoded to look for transparent pixels
 _ORIENTATION = 0x0112  # EXIF tag for the orientation of the camera
+
+
+class ImageHeader(NamedTuple):
+    """What the header of an image file says."""
+
+    channels: int  # 1 for grey, 3 for colour
+    height: int
+    width: int
+    may_be_transparent: bool
 
 
 class ImageFolder:
@@ -87,8 +98,8 @@ class ImageFolder:
                 return (self.root / name).stat().st_size
             return self._archive()[0].getinfo(name).file_size
 
-    def header(self, name: str) -> tuple[int, int, int]:
-        """Return (channels, height, width) of an image, without decoding its pixels."""
+    def header(self, name: str) -> ImageHeader:
+        """Read the header of an image file, without decoding its pixels."""
         from PIL import Image
 
         with (
@@ -99,24 +110,51 @@ class ImageFolder:
             width, height = image.size
             if _orientation(image) > 4:  # rotated by 90 degrees
                 width, height = height, width
-            return (1 if image.mode in _GREY_MODES else 3), height, width
+            channels = 1 if image.mode in _GREY_MODES else 3
+            return ImageHeader(channels, height, width, may_be_transparent(image))
 
-    def common_shape(self, names: Sequence[str], *, any_size: bool) -> tuple[int, int, int]:
-        """Return one (channels, height, width) for all images: 3 channels if any image is in colour.
+    def common_header(
+        self, names: Sequence[str], *, any_size: bool
+    ) -> tuple[tuple[int, int, int], list[str]]:
+        """Read the headers of all images; return one (channels, height, width) for them.
 
-        The height and width are those of the first image. Raise a DataError if another image has another
-        size, unless `any_size` is true.
+        There are 3 channels if any image is in colour. The height and width are those of the first
+        image. Raise a DataError if another image has another size, unless `any_size` is true. The second
+        part of the result names the images that can have transparent pixels.
         """
-        channels, height, width = self.header(names[0])
+        channels, height, width, first = self.header(names[0])
+        unclear = [names[0]] if first else []
         for name in names[1:]:
-            other_channels, *size = self.header(name)
-            channels = max(channels, other_channels)
-            if not any_size and size != [height, width]:
+            other = self.header(name)
+            channels = max(channels, other.channels)
+            if other.may_be_transparent:
+                unclear.append(name)
+            if not any_size and (other.height, other.width) != (height, width):
                 raise DataError(
-                    f"{self.location(name)} is {size[0]}x{size[1]} (height x width), "
+                    f"{self.location(name)} is {other.height}x{other.width} (height x width), "
                     f"{names[0]} is {height}x{width}; {_RESIZE_HINT}"
                 )
-        return channels, height, width
+        return (channels, height, width), unclear
+
+    def first_transparent(self, names: Sequence[str]) -> str | None:
+        """Decode images, and return the name of the first one with a transparent pixel, if any.
+
+        Of more than 10,000 names, 10,000 at equal distances are decoded.
+        """
+        chosen = [
+            names[i] for i in np.linspace(0, len(names) - 1, min(len(names), _SCANNED)).astype(int)
+        ]
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for start in range(0, len(chosen), 64):  # stop soon after the first one
+                part = chosen[start : start + 64]
+                for name, found in zip(part, pool.map(self._is_transparent, part), strict=True):
+                    if found:
+                        return name
+        return None
+
+    def _is_transparent(self, name: str) -> bool:
+        with self._decoded(name) as image:
+            return opacity(image) is not None
 
     def pixels(self, name: str, channels: int, size: tuple[int, int], crop: Crop) -> Array:
         """Decode an image to uint8 (C, H, W).
@@ -127,15 +165,23 @@ class ImageFolder:
             size: (H, W), to which the image is resized after the crop.
             crop: the part of the image that is used, see `FileImages`.
         """
-        from PIL import Image, ImageOps
+        from PIL import ImageOps
+
+        with self._decoded(name) as image:
+            upright = ImageOps.exif_transpose(image) if _orientation(image) > 1 else image
+            return from_pillow(upright, channels, size, crop, self.location(name))
+
+    @contextlib.contextmanager
+    def _decoded(self, name: str) -> Iterator[Any]:
+        """Decode an image file to a pillow image. Errors in this context name the image file."""
+        from PIL import Image
 
         with self._as_data_error(name):
             with self._open(name) as stream:
                 content = read_at_most(stream, self.location(name), _MAX_BYTES)
             with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
                 image.load()
-                upright = ImageOps.exif_transpose(image) if _orientation(image) > 1 else image
-                return from_pillow(upright, channels, size, crop, self.location(name))
+                yield image
 
     @contextlib.contextmanager
     def _as_data_error(self, name: str) -> Iterator[None]:
@@ -214,7 +260,7 @@ class FileImages(Examples):
         folder: The folder or zip file.
         names: Paths of the image files, relative to `folder`.
         size: (H, W) of the images.
-        channels: 1 for grey, 3 for colour. Images are converted; transparency is dropped.
+        channels: 1 for grey, 3 for colour. Images are converted; transparent pixels are put on white.
         crop: Side of the square that is cut from the centre of each image and resized to `size`;
             "square" for the largest square. None means that the images must already have this size.
     """
@@ -338,7 +384,7 @@ def from_pillow(
     crop: Crop = None,
     location: str = "the image",
 ) -> NDArray[np.uint8]:
-    """Convert a pillow image to uint8 (C, H, W).
+    """Convert a pillow image to uint8 (C, H, W). Transparent pixels are put on a white background.
 
     >>> from PIL import Image
     >>> from_pillow(Image.new("RGB", (178, 218)), 3, (64, 64), 108).shape
@@ -355,10 +401,13 @@ def from_pillow(
 
     if channels is None:
         channels = 1 if image.mode in _GREY_MODES else 3
+    mask = opacity(image)
     if image.mode in _MODES_16_BIT:
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
     elif image.mode == "P":
         image = image.convert("RGBA")  # a palette may have a transparent colour
+    if mask is not None:
+        image = on_white(image, mask)
     image = image.convert("L" if channels == 1 else "RGB")
     width, height = image.size
     given = f"{location} is {height}x{width} (height x width)"

@@ -252,8 +252,9 @@ def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
       labels, are not read.
     - Arrays `x_train.NAME`, and optional arrays `x_val.NAME` and `x_test.NAME`, if an example has
       several named arrays (fields).
-    - One array of any other name. It becomes `x_train`. Further arrays (N,) with a name of labels, such
-      as `y`, are not used.
+    - One array of any other name. It becomes `x_train`. Further arrays with a name of labels, such as
+      `y` or `y_train`, are not used if they have the shape (N,), are integers of shape (N, 1), or have
+      rows with a single 1 and else zeros.
     - Several arrays of other names. They become the fields of `x_train`.
     - A sparse matrix that `scipy.sparse.save_npz` wrote. It becomes `x_train`.
 
@@ -295,7 +296,7 @@ def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
             return parts
         if {"format", "shape", "data"} <= set(keys):
             return {"x_train": _sparse_matrix(arrays)}
-    labels = [key for key in keys if key.lower() in _LABELS and arrays[key].ndim == 1]
+    labels = [key for key in keys if _is_labels(key, arrays[key], alone=len(keys) == 1)]
     others = [key for key in keys if key not in labels]
     if len(others) == 1:
         if labels and notes is not None:
@@ -310,6 +311,24 @@ def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
             "optional): name the parts so, with numpy.savez(path, x_train=..., x_test=...)"
         )
     return {"x_train": arrays}
+
+
+def _is_labels(name: str, array: Array, *, alone: bool) -> bool:
+    """Whether an array has the name and the values of labels.
+
+    The values are (N,), whole numbers or texts (N, 1), or one-hot rows (N, K). An array with two axes
+    that is alone in its file holds examples.
+    """
+    if name.lower().removesuffix("_train").removeprefix("train_") not in _LABELS:
+        return False
+    if array.ndim != 2 or alone:
+        return array.ndim == 1
+    if array.shape[1] == 1:
+        return array.dtype.kind in "biuSU"
+    if array.dtype.kind not in "biuf":
+        return False
+    one_hot = ((array == 0) | (array == 1)).all() and (array.sum(axis=1, dtype=np.int64) == 1).all()
+    return bool(one_hot)
 
 
 def _sparse_matrix(arrays: dict[str, Array]) -> Any:

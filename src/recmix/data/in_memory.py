@@ -12,6 +12,7 @@ from recmix.data.checks import check_examples, is_tensor, pack_fields, to_numpy
 from recmix.data.columns import ColumnTable, check_columns, is_frame, table_of_frame
 from recmix.data.examples import Array, ArrayExamples, Examples, to_unit
 from recmix.data.file_images import from_pillow
+from recmix.data.shape_advice import check_not_batch
 from recmix.data.sparse_examples import SparseExamples, is_sparse
 from recmix.errors import DataError
 from recmix.model.fields import Fields
@@ -160,6 +161,7 @@ def _is_sequence_of_examples(x: Any) -> bool:
 
 def _stack(items: Any, what: str) -> Array | dict[str, Array]:
     """Collect all examples of a sequence in one array, or in one array for each field."""
+    check_not_batch(items, what)
     unreadable = (
         f"{what} is a {type(items).__name__} without a length or without an index; expected an array, "
         "or a data set that is read by index: collect its examples in an array first"

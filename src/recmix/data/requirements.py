@@ -78,20 +78,26 @@ def _check(examples: Any, rule: _Requirement, likelihood: str, what: str) -> Non
     for start, values in _parts(examples):
         if values.dtype == np.uint8 and rule.grey_fits:
             continue
-        wrong = ~rule.fits(_as_float(values))
+        numbers = _as_float(values)
+        wrong = ~rule.fits(numbers)
         if not wrong.any():
             continue
-        place = int(np.argmax(wrong))
-        value = float(_as_float(values).reshape(-1)[place])
+        not_finite = ~np.isfinite(numbers)
+        place = int(np.argmax(not_finite if not_finite.any() else wrong))
+        value = float(numbers.reshape(-1)[place])
         if isinstance(examples, SparseExamples):
             row = examples.row_of(start + place)
         else:
             row = start + place // max(1, math.prod(values.shape[1:]))
-        sign = "negative " if value < 0 else ""
-        advice = rule.advice.format(scale=_scale_advice(examples, what))
+        if math.isfinite(value):
+            shown = f"{'negative ' if value < 0 else ''}value {value:.6g}"
+            advice = rule.advice.format(scale=_scale_advice(examples, what))
+        else:
+            shown = "value NaN" if math.isnan(value) else f"infinite value {value}"
+            advice = "remove such examples, or replace these values, for example with numpy.nan_to_num"
         raise DataError(
-            f"the {likelihood} likelihood needs {rule.needs}, but {what} has the {sign}value "
-            f"{value:.6g} in example {row}: {advice}"
+            f"the {likelihood} likelihood needs {rule.needs}, but {what} has the {shown} in example "
+            f"{row}: {advice}"
         )
 
 
@@ -115,12 +121,14 @@ def _as_float(values: Array) -> Array:
 def _scale_advice(examples: Any, what: str) -> str:
     """Return advice for an error message: how to bring the values of `examples` into [0, 1].
 
-    `what` is the name of the examples in the message.
+    Values that are not finite do not count. `what` is the name of the examples in the message.
     """
     low, high = (0.0, 0.0) if isinstance(examples, SparseExamples) else (math.inf, -math.inf)
     for _, values in _parts(examples):
         numbers = _as_float(values)
-        low, high = min(low, float(numbers.min())), max(high, float(numbers.max()))
+        numbers = numbers[np.isfinite(numbers)]
+        low = float(numbers.min(initial=low))
+        high = float(numbers.max(initial=high))
     if low >= -0.01 and high <= 1.01:
         return f"use {what}.clip(0, 1)"
     if low >= -1 and high <= 1:

@@ -114,7 +114,7 @@ def _read_svhn(found: Mapping[str, Path]) -> Parts:
 def _read_celeba(found: Mapping[str, Path]) -> Parts:
     folder = ImageFolder(found["img_align_celeba.zip"])
     names = folder.names()
-    _, height, width = folder.header(names[0])
+    _, height, width, _ = folder.header(names[0])
     if (height, width) != (218, 178):
         raise DataError(
             f"{folder.location(names[0])} is {height}x{width} (height x width), expected 218x178: "

@@ -51,7 +51,7 @@ def load(
     - a `.npy` file of shape (N, ...);
     - an `.npz` file. It holds `x_train` and optional `x_val` and `x_test`; or one array; or, for
       examples with several fields, arrays named `x_train.NAME` or `NAME`; or a matrix that
-      `scipy.sparse.save_npz` wrote. Labels next to one array, such as `y` (N,), are not used;
+      `scipy.sparse.save_npz` wrote. Labels next to one array, such as `y`, are not used;
     - a `.csv` or `.csv.gz` file of numbers separated by commas, with or without names of columns;
     - a `.parquet` file of numbers, if pyarrow is installed;
     - a folder of image files, with or without subfolders train, val and test, or a zip file of such a

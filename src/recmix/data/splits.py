@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recmix.data.checks import same_axes
 from recmix.data.examples import ArrayExamples, Examples
+from recmix.data.shape_advice import same_axes
 from recmix.data.values import Kind, kind_of, largest
 from recmix.errors import ConfigError, DataError
 from recmix.model.data_facts import Statistics

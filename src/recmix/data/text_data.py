@@ -13,6 +13,7 @@ from recmix.data.examples import ArrayExamples
 from recmix.data.formats import read_bytes
 from recmix.data.limits import check_size
 from recmix.data.splits import Data, split
+from recmix.data.transparency import ON_WHITE
 from recmix.errors import ConfigError, DataError
 from recmix.model.sequence_vocabulary import KEPT, NOT_SMILES, TokenVocabulary
 from recmix.model.vocabulary import Vocabulary, find_vocabulary
@@ -115,8 +116,12 @@ def from_texts(
 
 
 def warn_of_notes(data: Data) -> None:
-    """Issue a `DataWarning` that shows `Data.notes`, if texts were left out or are not valid."""
-    if any("left out" in note or NOT_SMILES in note for note in data.notes):
+    """Issue a `DataWarning` that shows `Data.notes`, if the user should look at the data.
+
+    This is so if texts were left out or are not valid, or if images have transparent pixels.
+    """
+    important = ("left out", NOT_SMILES, ON_WHITE)
+    if any(words in note for note in data.notes for words in important):
         warnings.warn(f"{data.name}: {'; '.join(data.notes)}", DataWarning, stacklevel=3)
 
 

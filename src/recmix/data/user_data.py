@@ -24,6 +24,7 @@ from recmix.data.text_data import (
     text_options,
     text_suffix,
 )
+from recmix.data.transparency import ON_WHITE
 from recmix.data.values import kind_of
 from recmix.errors import ConfigError, DataError, check_arguments
 from recmix.model.vocabulary import Vocabulary
@@ -129,7 +130,7 @@ def load_path(
     notes: list[str] = []
     parts: Mapping[str, Any]
     if has_image_files(path):
-        parts = _read_image_files(path, size, crop, options.get("stream", "auto"))
+        parts = _read_image_files(path, size, crop, options.get("stream", "auto"), notes)
         kept["stream"] = not parts["x_train"].in_memory
     elif suffix in _READERS:
         check_no_resize(options, f"{path} holds numbers: resize them")
@@ -235,18 +236,28 @@ def _make_data(
 
 
 def _read_image_files(
-    path: Path, size: int | None, crop: int | None, stream: bool | str
+    path: Path, size: int | None, crop: int | None, stream: bool | str, notes: list[str]
 ) -> dict[str, Examples]:
+    """Read a folder or zip file of images, as {"x_train": images}, also with "x_val" and "x_test".
+
+    A note for the user is added to `notes` if images have transparent pixels. The other arguments are
+    those of `recmix.data.load`.
+    """
     check_resize(size, crop)
     if crop is not None and size is None:
         raise ConfigError(f"crop is {crop} but size is missing; give size=..., for example size=64")
     folder = ImageFolder(path)
     names = folder.names()
-    channels, height, width = folder.common_shape(names, any_size=size is not None)
+    (channels, height, width), unclear = folder.common_header(names, any_size=size is not None)
     images = FileImages(folder, names, size=(height, width), channels=channels)
     if size is not None:
         images = images.resized(size, crop or "square")
     parts = _rows_by_part(path, names)
+    if (first := folder.first_transparent(unclear)) is not None:
+        notes.append(
+            f"some images {ON_WHITE} (for example {first}): for another background, save the images "
+            "without transparency"
+        )
     return {part: images.subset(rows).loaded(stream) for part, rows in parts.items()}
 
 

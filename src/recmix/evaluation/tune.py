@@ -18,7 +18,16 @@ from recmix.inference import Inference
 from recmix.methods.method import Method, infer_no_grad
 from recmix.model.curvature_network import FULL_UP_TO
 
-__all__ = ["Frontier", "Trial", "best_refinement", "candidates", "read_limit", "tune"]
+__all__ = [
+    "Frontier",
+    "Trial",
+    "best_refinement",
+    "candidates",
+    "read_limit",
+    "tune",
+    "with_calibration_of",
+    "without_calibration",
+]
 
 STEPS = (1, 2, 4, 8)
 """Numbers of refinement steps that are tried."""
@@ -260,6 +269,28 @@ def best_refinement(
     return best
 
 
+def without_calibration(inference: Inference) -> Inference:
+    """Return the same inference settings without calibration of the posterior.
+
+    The noise of the likelihood stays: it is part of the model p(x).
+    """
+    return replace(inference, scale=1.0, slope=0.0, reference=0.0)
+
+
+def with_calibration_of(used: Inference, chosen: Inference) -> Inference:
+    """Return the settings `chosen`, with the calibration of `used` if both refine in the same way.
+
+    A calibration is chosen for one refinement. With another refinement it has no meaning.
+
+    >>> with_calibration_of(Inference(refine=2, scale=1.5), Inference(refine=2)).scale
+    1.5
+    >>> with_calibration_of(Inference(refine=2, scale=1.5), Inference(refine=4)).scale
+    1.0
+    """
+    same = without_calibration(used).key == chosen.key
+    return used if used.calibrated and same else chosen
+
+
 def read_limit(
     budget: float | str | None, milliseconds: float | None
 ) -> tuple[float | None, float | None]:
@@ -275,8 +306,8 @@ def read_limit(
     """
     if (budget is None) == (milliseconds is None):
         raise ConfigError(
-            "give a time limit: a budget, such as 100 for 100 times the encoder's time, or milliseconds "
-            "per example, but not both"
+            "give a time limit: a budget (--budget), such as 100 for 100 times the encoder's time, or "
+            "milliseconds (--milliseconds) per example, but not both"
         )
     given = budget if milliseconds is None else milliseconds
     if isinstance(budget, str):

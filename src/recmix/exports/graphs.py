@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from recmix.errors import ConfigError
 from recmix.inference import Inference
 from recmix.inference.gauss_newton import traceable
+from recmix.inference.inference import REFINEMENT
 from recmix.methods.method import Method, fuse_networks, infer
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Likelihood
@@ -233,6 +235,13 @@ def posterior_graph(method: Method, inference: Inference) -> Graph:
 
     Raise a ConfigError if the posterior cannot be exported.
     """
+    if not inference.traceable:
+        kinds = ", ".join(how for how in REFINEMENT if replace(inference, how=how).traceable)
+        raise ConfigError(
+            f"a posterior with refinement of the kind {inference.how!r} cannot be exported: use another "
+            f"kind ({kinds}), in Python model.refined({inference.refine}, how='gauss-newton')"
+            ".export(folder), or export without refinement, model.refined(0).export(folder)"
+        )
     _check_curvature(method, inference)
     half = torch.full((2, *method.model.shape), 0.5, dtype=method.model.centre.dtype)
     q = infer(method, example_values(half, method.model.likelihood), inference)

@@ -24,6 +24,8 @@ REFINEMENT = {
     "conjugate": ("refine", "checks"),
 }
 """The options that each kind of refinement uses."""
+NOT_TRACEABLE = ("conjugate",)
+"""Kinds of refinement whose steps `torch.export` cannot trace."""
 CALIBRATION = ("scale", "slope", "reference")
 UNCALIBRATED: dict[str, Any] = {"scale": 1.0, "slope": 0.0, "reference": 0.0, "noise": 1.0}
 """The options that a calibration chooses, with the values that change nothing."""
@@ -126,6 +128,11 @@ class Inference(Options):
         without refinement.
         """
         return self.for_training if self.refine else Inference()
+
+    @property
+    def traceable(self) -> bool:
+        """Whether `torch.export` can trace the refinement, so that it can be exported."""
+        return not self.refine or self.how not in NOT_TRACEABLE
 
     @property
     def calibrated(self) -> bool:

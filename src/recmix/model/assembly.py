@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -260,6 +261,7 @@ def make_model(
         own: parts of the model that the user wrote.
         statistics: statistics of the training data, from which the model is initialised.
     """
+    _check_own_parts(model, own)
     likelihood = own.likelihood or _likelihood(model, shape, statistics)
     output = likelihood.output_shape(shape)
     weights: list[nn.Parameter] = []
@@ -272,7 +274,6 @@ def make_model(
     seen = example if fields is None else fields.unpack(example)
     if own.encoder is None:
         kind = model.network
-        _refuse_own(kind, "encoder")
         options = network_options(kind, model, "encoder")
         encoder: nn.Module = make_encoder(kind, shape, model.latent, **options)
     else:
@@ -282,7 +283,6 @@ def make_model(
             check_output("encoder", encoder, example, (2, 2 * model.latent), advice)
     if own.decoder is None:
         kind = model.decoder_network or model.network
-        _refuse_own(kind, "decoder")
         options = network_options(kind, model, "decoder")
         decoder: nn.Module = make_decoder(kind, shape, model.latent, output, **options)
     else:
@@ -290,8 +290,16 @@ def make_model(
         if isinstance(encoder, ForeignEncoder):
             with evaluation_mode(encoder):
                 dims = latent_shape(encoder, seen)
-        with evaluation_mode(own.decoder):
-            decoder = as_decoder(own.decoder, dims, example)
+            if math.prod(dims) != model.latent:
+                raise ConfigError(
+                    f"the encoder gives {math.prod(dims)} latent dimensions, but the model has "
+                    f"{model.latent} (latent = {model.latent}): give networks with as many"
+                )
+        try:
+            with evaluation_mode(own.decoder):
+                decoder = as_decoder(own.decoder, dims, example)
+        except ConfigError as error:
+            raise ConfigError(f"{error}. In this model z has {model.latent} dimensions") from error
         z = torch.zeros(2, model.latent).to(like)
         check_output(
             "decoder", decoder, z, (2, *output), "what the likelihood reads for each latent point"
@@ -351,7 +359,6 @@ def _is_encoder(network: nn.Module, seen: Any) -> bool:
 
 def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> Likelihood:
     name = options.likelihood or "gaussian"
-    _refuse_own(name, "likelihood")
     kind = find_likelihood(name)
     variance = statistics.variance if options.standardise != "features" else 1.0
     chosen = {k: v for k, v in options.changed().items() if k in _options_of(kind)}
@@ -395,7 +402,6 @@ def _prior(options: ModelOptions, shape: Shape, own: Own, encoder: nn.Module) ->
     """The user's own prior, or else the prior that the options name."""
     if own.prior is not None:
         return as_prior(own.prior, options.latent)
-    _refuse_own(options.prior, "prior")
     network = NETWORKS.get(options.network)
     if options.prior == "vamp" and network is not None and network.reads_classes:
         raise ConfigError(
@@ -405,14 +411,23 @@ def _prior(options: ModelOptions, shape: Shape, own: Own, encoder: nn.Module) ->
     return make_prior(options.prior, options.latent, options.prior_components, encoder, shape)
 
 
-def _refuse_own(kind: str, what: str) -> None:
-    """Raise a `RunError` if an option has the value "own", but the user gave no such part.
-
-    Args:
-        kind: the value of the option, such as "conv" or "own".
-        what: the name of the part in the message, such as "encoder".
-    """
-    if kind == OWN:
-        raise RunError(
-            f"this run has its user's own {what}. Modules are code and are not stored: pass {what}=…"
-        )
+def _check_own_parts(model: ModelOptions, own: Own) -> None:
+    """Raise a `RunError` that names all parts of the model that the user wrote, but did not give."""
+    kinds = {
+        "encoder": model.network,
+        "decoder": model.decoder_network or model.network,
+        "likelihood": model.likelihood,
+        "prior": model.prior,
+    }
+    missing = [name for name, kind in kinds.items() if kind == OWN and getattr(own, name) is None]
+    if not missing:
+        return
+    arguments = ", ".join(f"{name}=…" for name in missing)
+    names = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+    advice = ""
+    if missing[:2] == ["encoder", "decoder"]:
+        advice = ". If one module has the methods encode and decode, pass it: recmix.load(run, VAE())"
+    raise RunError(
+        f"this run has its user's own {names}. Modules are code and are not stored: pass "
+        f"{arguments}{advice}"
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recmix.data.checks import same_axes
+from recmix.data.checks import same_axes, to_numpy
 from recmix.data.requirements import check_values
 from recmix.errors import ConfigError, shown
 from recmix.methods.method import Method
@@ -79,6 +79,7 @@ def wrap_networks(
 
     The networks are used as they are. `recmix.wrap` explains the arguments.
     """
+    given_parts = [getattr(part, "__self__", part) for part in (encoder, decoder)]
     encoder, decoder = as_networks(encoder, decoder)
     check_module(encoder, "encoder")
     check_module(decoder, "decoder")
@@ -124,6 +125,9 @@ def wrap_networks(
     model = LatentModel(decoder, density, latent=size, shape=shape, prior=as_prior(prior, size))
     method = VAE(model.to(like.device, like.dtype), encoder)
     method.eval()
+    for part in given_parts:  # also the root of a whole VAE, of which `method` has a copy
+        if isinstance(part, nn.Module):
+            part.eval()
     warn_if_misread(method, seen)
     variance = None
     if isinstance(density, Gaussian) and not density.learned:
@@ -199,7 +203,13 @@ def _batch(example: Any, like: Tensor, encoder: nn.Module) -> Tensor | None:
     """
     if example is None:
         return None
-    given = torch.as_tensor(example)
+    array = example if isinstance(example, Tensor) else to_numpy(example, "example")
+    if isinstance(example, list | tuple) and isinstance(example[0], Tensor):
+        raise ConfigError(
+            f"example is a {type(example).__name__} of tensors; expected one batch (B, ...): give "
+            "example[0] if this is a batch, or torch.stack(example)"
+        )
+    given = torch.as_tensor(array)
     seen = given.to(like.device, like.dtype) / (255 if given.dtype == torch.uint8 else 1)
     if seen.ndim < 2:
         raise ConfigError(
