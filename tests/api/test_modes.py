@@ -1,6 +1,7 @@
 """A model evaluates in evaluation mode, also if a loop of the user's own trains the networks."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -128,3 +129,20 @@ def test_warnings_name_the_users_line(model, x):
             warnings.simplefilter("always")
             call()
         assert [warning.filename for warning in found] == [__file__]
+
+
+def test_threads_share_the_evaluation_mode():
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4))
+    decoder = nn.Linear(2, 6)
+    x = torch.randn(20, 6)
+    model = recmix.wrap(
+        encoder.eval(), decoder.eval(), likelihood=recmix.likelihoods.Gaussian(0.5), example=x
+    )
+    expected, mean = model.posterior(x).mean, encoder[1].running_mean.clone()
+    encoder.train()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: model.posterior(x).mean, range(200)))
+    assert all(torch.equal(one, expected) for one in found)
+    assert torch.equal(encoder[1].running_mean, mean)
+    assert all(part.training for part in encoder.modules())

@@ -186,8 +186,31 @@ def test_a_method_for_examples_with_fields_is_loaded(x, tmp_path):
 
 
 def test_a_method_contains_its_networks_and_likelihood(x):
-    with pytest.raises(ConfigError, match="a vae method contains its decoder, likelihood: write"):
-        recmix.wrap(own_loop("vae", x), nn.Linear(3, 4), likelihood="bernoulli")
+    with pytest.raises(ConfigError, match="a vae method needs no decoder, likelihood, example: write"):
+        recmix.wrap(own_loop("vae", x), nn.Linear(3, 4), likelihood="bernoulli", example=x)
+    with pytest.raises(ConfigError, match="this is a recmix.Model already"):
+        recmix.wrap(recmix.wrap(own_loop("vae", x)))
+
+
+def test_a_class_that_cannot_be_stored_is_refused(x):
+    class Same(find_method("vae")):
+        """Has the name of its base class."""
+
+    class Positional(find_method("vae")):
+        """Has an option that is not keyword-only."""
+
+        name = "positional"
+
+        def __init__(self, model, encoder, k=3):
+            super().__init__(model, encoder)
+
+    model = own_loop("vae", x).model
+    for cls, message in (
+        (Same, "the class Same has the name 'vae' of the class VAE, which would be loaded instead"),
+        (Positional, "the option k of the class Positional must be keyword-only"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            recmix.wrap(cls(model, nn.Linear(FEATURES, 2 * LATENT)))
     with pytest.raises(ConfigError, match="wrap needs likelihood=, how the decoder's output gives"):
         recmix.wrap(*networks(), example=x)
 

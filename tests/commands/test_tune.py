@@ -98,8 +98,8 @@ def test_the_calibration_of_the_run_is_not_part_of_the_comparison(run, best, ste
     run.set_tuned(stored)
     assert call("tune", run.folder, "--budget", "100000x", *FEW) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "without the run's calibration (scale 2.00), which was chosen for one refinement" in shown
-    assert ("it is kept" in shown) == (steps == best.refine)
+    assert "the run's calibration (scale 2.00) was left out of this comparison" in shown
+    assert ("It is kept" in shown) == (steps == best.refine)
     assert ("recmix evaluate --calibrate" in shown) == (steps != best.refine)
     assert run.tuned() == (stored if steps == best.refine else best)
 
@@ -122,7 +122,7 @@ def test_the_name_of_a_score_has_no_restarts_without_effect(run, best, words):
 def test_reset_deletes_the_choice(run, capsys):
     run.set_tuned(Inference(refine=1))
     assert call("tune", run.folder, "--reset") == 0
-    assert "deleted vae/tuned.json: vae is used as it was trained again (refinement: none)" in " ".join(
+    assert "deleted vae/tuned.json: vae is used again as it was trained (refinement: none)" in " ".join(
         capsys.readouterr().out.split()
     )
     assert run.tuned() is None

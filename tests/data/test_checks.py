@@ -121,7 +121,7 @@ def test_error_names_first_example_with_non_finite_value(value, shape, monkeypat
         ),
         (OK[:, 0], (28, 30), r"each example is 28x28, expected 28x30: all examples"),
         (OK, (784,), r"1x28x28, expected 784 values .*4 dimensions, expected 2.*reshape\(-1, 784\)"),
-        (np.zeros((4, 5)), (7,), "5 values, expected 7 values.*one shape"),
+        (np.zeros((4, 5)), (7,), "5 values, expected 7 values.*the same shape"),
         (np.zeros((3, 8, 8)), (3, 8, 8), r"expected 3x8x8.*x\[None\]"),
         (np.zeros(7), (7,), r"x\[None\]"),
     ],
@@ -205,7 +205,7 @@ def test_advice_for_a_wrong_shape_gives_the_right_examples(given, shape, numpy_a
 )
 def test_no_change_of_shape_is_advised_where_none_is_safe(given, shape):
     with pytest.raises(
-        DataError, match="expected .*: all examples of a data set, .* one shape"
+        DataError, match="expected .*: all examples of a data set, .* the same shape"
     ) as caught:
         check_examples(event(*given), shape=shape)
     assert not any(word in str(caught.value) for word in ("reshape", "swap", "transpose", "[None]"))
@@ -275,10 +275,22 @@ def test_a_batch_with_labels_is_recognised(x):
         from_arrays(x)
 
 
-@pytest.mark.parametrize("x", [(IMAGES, IMAGES), [IMAGES], [IMAGES, LABELS, IMAGES]])
+@pytest.mark.parametrize("x", [[IMAGES], [IMAGES, LABELS, IMAGES]])
 def test_a_batch_in_a_list_is_recognised_by_the_shape_of_examples(x):
     with pytest.raises(DataError, match=r"looks like a batch (in a list|of examples with labels)"):
         check_examples(x, shape=(1, 16, 16))
+
+
+def test_several_batches_are_to_be_joined():
+    for x, join in (((IMAGES, IMAGES), "torch.cat"), ([IMAGES.numpy()] * 3, "numpy.concatenate")):
+        with pytest.raises(DataError, match=rf"several batches; .*: give {join}\(x\), or x\[0\] if"):
+            check_examples(x, shape=(1, 16, 16))
+
+
+def test_images_of_two_kinds_are_no_batch_with_labels():
+    mixed = [np.zeros((28, 28, 3)), np.zeros((28, 28))] * 5
+    with pytest.raises(DataError, match="cannot be converted to one array"):
+        check_examples(mixed)
 
 
 def test_lists_of_examples_are_no_batches():

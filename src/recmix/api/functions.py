@@ -167,12 +167,14 @@ def wrap(
     """
     if isinstance(encoder, Method):
         more = {"decoder": decoder, "likelihood": likelihood, "latent": latent, "prior": prior}
-        more = {name: value for name, value in more.items() if value is not None}
-        if more:
+        more["example"] = example
+        if given := [name for name, value in more.items() if value is not None]:
             raise ConfigError(
-                f"a {encoder.name} method contains its {', '.join(more)}: write recmix.wrap(method)"
+                f"a {encoder.name} method needs no {', '.join(given)}: write recmix.wrap(method)"
             )
-        return _model(wrap_method(encoder, label), _seen(example))
+        return _model(wrap_method(encoder, label))
+    if isinstance(encoder, Model):
+        raise ConfigError("this is a recmix.Model already: use it as it is")
     if likelihood is None:
         raise ConfigError(
             "wrap needs likelihood=, how the decoder's output gives p(x | z): a name such as "
@@ -187,12 +189,7 @@ def wrap(
         example=example,
         label=label or "VAE",
     )
-    return _model(found, _seen(example))
-
-
-def _seen(example: Any) -> SeenValues | None:
-    """Return what the values of the user's examples say about later ones; None without examples."""
-    return None if example is None else SeenValues(example)
+    return _model(found, None if example is None else SeenValues(example))
 
 
 @check_arguments

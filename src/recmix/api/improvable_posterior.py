@@ -189,8 +189,8 @@ class ImprovablePosterior(TrainedPosterior):
         better than none and not clearly worse than the best. It is chosen, unless a faster refinement
         has a higher bound. If no refinement is clearly better than none, the posterior is not refined.
 
-        Refinements are compared without calibration. If another refinement than the present one is
-        chosen, the calibration of this model is removed with a warning: call `calibrated` after `tuned`.
+        Refinements are compared without calibration. If `tuned` changes the refinement, it removes the
+        calibration of this model with a warning: call `calibrated` after `tuned`.
 
         Args:
             x: validation examples (B, ...); only the first thousand are used.
@@ -221,7 +221,7 @@ class ImprovablePosterior(TrainedPosterior):
         chosen = with_calibration_of(self.inference, found.winner.inference)
         if self.inference.calibrated and not chosen.calibrated:
             warnings.warn(
-                "the model was calibrated without the chosen refinement, so its calibration is removed: "
+                "the model was calibrated with another refinement, so its calibration is removed: "
                 "call calibrated(x) after tuned()",
                 stacklevel=USERS_LINE,
             )

@@ -204,7 +204,7 @@ def _reset(run: str, budget: str | None, milliseconds: float | None, *, as_json:
     elif there:
         refinement = words(folder.spec().inference)
         out.print(
-            f"deleted {folder.folder / TUNED}: {run} is used as it was trained again (refinement: "
+            f"deleted {folder.folder / TUNED}: {run} is used again as it was trained (refinement: "
             f"{refinement})",
             highlight=False,
             markup=False,
@@ -267,15 +267,12 @@ def _about_calibration(own: Inference, used: Inference) -> list[str]:
     """
     if not own.calibrated:
         return []
-    measured = (
-        f"all are measured without the run's calibration (scale {own.scale:.2f}), which was chosen for "
-        f"one refinement ({words(own)})"
-    )
+    measured = f"the run's calibration (scale {own.scale:.2f}) was left out of this comparison"
     if used.calibrated:
-        return [f"{measured}; it is kept, because this refinement is chosen"]
+        return [f"{measured}. It is kept, because the refinement has not changed"]
     return [
-        f"{measured}; it does not apply to the chosen one. To choose a new one: "
-        "model.calibrated(x_val) in Python, or recmix evaluate --calibrate"
+        f"{measured}. It was chosen for another refinement ({words(own)}), so it is removed. To choose "
+        "a new one: model.calibrated(x_val) in Python, or recmix evaluate --calibrate"
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import permutations
-from typing import Any
+from typing import Any, NoReturn
 
 from recmix.errors import DataError
 
@@ -55,7 +55,8 @@ def wrong_shape(given: tuple[int, ...], shape: tuple[int, ...], what: str, *, te
     elif len(shown) != len(shape):
         text += f" (the array has {1 + len(shown)} dimensions, expected {1 + len(shape)})"
     if math.prod(event) == math.prod(shape) and (_is_flat(event) or _is_flat(shape)):
-        return f"{text}: use {what}.reshape({_sizes(-1, *shape)})"
+        colour = " if the values are channel by channel" if len(shape) == 3 and shape[0] > 1 else ""
+        return f"{text}: use {what}.reshape({_sizes(-1, *shape)}){colour}"
     if (order := _order(event, shape)) is not None:
         return f"{text}: {_reordered(order, what, first=1, tensor=tensor)}"
     if same_axes(given, shape):
@@ -65,8 +66,8 @@ def wrong_shape(given: tuple[int, ...], shape: tuple[int, ...], what: str, *, te
     if (order := _order(given, shape)) is not None:
         return f"{text}: if it is one example, {_reordered(order, what, first=0, tensor=tensor)}[None]"
     return (
-        f"{text}: all examples of a data set, and those given to a model trained on it, must have one "
-        "shape"
+        f"{text}: all examples of a data set, and those given to a model that was trained on it, must "
+        "have the same shape"
     )
 
 
@@ -85,27 +86,38 @@ def check_not_batch(x: Any, what: str, shape: tuple[int, ...] | None = None) -> 
         return
     shapes = [tuple(getattr(part, "shape", ())) for part in x]
     first, *others = shapes
-    if any(other[:1] != first[:1] for other in others):
-        return
-    if shape is not None and same_axes(first[1:], shape) and not same_axes(first, shape):
-        found = "a batch of examples with labels or other arrays" if others else "a batch in a list"
-    elif any(len(other) != len(first) for other in others):
-        found = "a batch of examples with labels"
-    else:
-        return
-    kind = type(x).__name__
+    if shape is not None and all(same_axes(each, shape) for each in shapes):
+        return  # a list of examples
+    if shape is not None:
+        if others and all(same_axes(each[1:], shape) for each in shapes):
+            join = "numpy.concatenate" if hasattr(x[0], "__array_interface__") else "torch.cat"
+            advice = f"{join}({what}), or {what}[0] if the others are not examples"
+            _refuse_batch(x, what, shapes, "several batches", advice)
+        fits = same_axes(first[1:], shape) and all(other[:1] == first[:1] for other in others)
+        if fits:
+            found = "a batch of examples with labels or other arrays" if others else "a batch in a list"
+            _refuse_batch(x, what, shapes, found, f"{what}[0]")
+    labelled = all(other[:1] == first[:1] and len(other) <= 2 for other in others)
+    if len(first) > 2 and 0 < len(others) <= 2 and labelled:
+        _refuse_batch(x, what, shapes, "a batch of examples with labels", f"{what}[0]")
+
+
+def _refuse_batch(
+    x: Sequence[Any], what: str, shapes: list[tuple[int, ...]], found: str, advice: str
+) -> NoReturn:
     raise DataError(
-        f"{what} is a {kind} of {len(x)} array(s) of shape {', '.join(map(str, shapes[:3]))}, which "
-        f"looks like {found}; expected the examples alone: give {what}[0]"
+        f"{what} is a {type(x).__name__} of {len(x)} array(s) of shape "
+        f"{', '.join(map(str, shapes[:3]))}, which looks like {found}; expected one array of examples: "
+        f"give {advice}"
     )
 
 
 def _order(given: Sequence[int], shape: Sequence[int]) -> list[int] | None:
     """Return the order of the axes of `given` that makes `shape`, up to axes of size 1.
 
-    The result is None if there is no such order, or if it is not clear which of several is right. If an
-    axis with a size of its own has moved, the others are taken to be in the right order: so (16, 16, 3)
-    is (H, W, C), not (W, H, C).
+    The result is None if there is no such order, or if it is not clear which of several is right. Of
+    several orders, one that moves a single axis with a size of its own is taken: so (16, 16, 3) is
+    (H, W, C), not (W, H, C).
     """
     places = [place for place, size in enumerate(given) if size != 1]
     sizes, wanted = _long_axes(given), _long_axes(shape)

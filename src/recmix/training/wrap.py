@@ -14,6 +14,7 @@ from recmix.data.requirements import check_values
 from recmix.errors import ConfigError, shown
 from recmix.methods.method import Method
 from recmix.methods.method_options import method_options
+from recmix.methods.registry import METHODS
 from recmix.methods.vae import VAE
 from recmix.model.assembly import OWN, Own, complete_options
 from recmix.model.foreign import as_decoder, as_encoder, check_module, latent_shape
@@ -38,6 +39,14 @@ def wrap_method(method: Method, label: str | None = None) -> Trained:
         method: the method, with the weights to use.
         label: the model's name in tables; by default the method's name in capital letters.
     """
+    known = METHODS.get(method.name, type(method))
+    if known is not type(method):
+        raise ConfigError(
+            f"the class {type(method).__name__} has the name {method.name!r} of the class "
+            f"{known.__name__}, which would be loaded instead: give it a name of its own, as in "
+            "name = 'mine'"
+        )
+    method_options(type(method))  # refuses options that are not keyword-only, which cannot be stored
     model = method.model
     given: dict[str, Any] = {"latent": model.latent}
     if model.curvature is not None:
