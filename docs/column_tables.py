@@ -10,6 +10,7 @@ from typing import Any
 
 from code_tables import NONE, table
 from columns import FIXED, ROWS, SCORED, START, alike, rows_with_rates
+from study import read_json
 
 from recmix.reports.paired import FEWEST_PAIRS, compare
 from recmix.reports.published import Published, figures
@@ -376,6 +377,26 @@ def rates() -> str:
     return table(["row", "in use", "tried: gain over the start"], lines)
 
 
+def larger_rates(content: Line) -> str:
+    """What rates above those of the pilot gain, from the file that docs/larger_rates.py writes."""
+    lines = []
+    for name in dict.fromkeys(row["row"] for row in content["rows"]):
+        here = [row for row in content["rows"] if row["row"] == name]
+        for row in here:
+            best = max(row["curve"])
+            lines.append(
+                [
+                    name,
+                    _words(row["rates"]),
+                    f"{best - content['start']:+.2f}",
+                    f"{best - max(here[0]['curve']):+.2f}",
+                    f"{1 + row['curve'].index(best)} of {len(row['curve'])}",
+                ]
+            )
+    heads = ["row", "rate", "gain over the start", "over the rate in use", "best epoch"]
+    return table(heads, lines, numbers=3)
+
+
 def _above_start(row: Line, vae: float) -> str:
     """The gain of a trial over its start; the bound itself if the start was not recorded."""
     start = row.get("start", vae)
@@ -411,6 +432,7 @@ def recursion_column() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "readme": readme_column,
     "rates": rates,
+    "larger-rates": lambda: larger_rates(read_json(RESULTS / "larger_rates.json")),
     "recursion-column": recursion_column,
     "paper-cells": lambda: comparison(columns()),
     "columns": lambda: column_table(main_columns()),

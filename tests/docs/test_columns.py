@@ -316,3 +316,13 @@ def test_times_of_all_devices_stand_beside_those_of_the_paper(tmp_path):
     assert "| VAE | 0.151 / 5.25 (3.6) | – / 0.151 (2.7) |" in first
     second = time_tables.times("fc_inference_ms", tmp_path)
     assert "| VLAE(2), fully connected decoder | 0.151 / – (13.4) |" in second
+
+
+def test_larger_rates_are_compared_with_the_rate_in_use():
+    rows = [
+        {"row": "VAE+", "rates": {"learning_rate": 3e-4}, "curve": [900.5, 902.0, 901.0]},
+        {"row": "VAE+", "rates": {"learning_rate": 1e-3}, "curve": [899.0, 901.0, 903.5]},
+    ]
+    text = column_tables.larger_rates({"start": 900.0, "rows": rows})
+    assert "| VAE+ | 3e-4 | +2.00 | +0.00 | 2 of 3 |" in text
+    assert "| VAE+ | 1e-3 | +3.50 | +1.50 | 3 of 3 |" in text
