@@ -253,8 +253,8 @@ def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
     - Arrays `x_train.NAME`, and optional arrays `x_val.NAME` and `x_test.NAME`, if an example has
       several named arrays (fields).
     - One array of any other name. It becomes `x_train`. Further arrays with a name of labels, such as
-      `y` or `y_train`, are not used if they have the shape (N,), are integers of shape (N, 1), or have
-      rows with a single 1 and else zeros.
+      `y` or `y_train`, are not used if they have the shape (N,), are integers or texts of shape (N, 1),
+      or have one-hot rows.
     - Several arrays of other names. They become the fields of `x_train`.
     - A sparse matrix that `scipy.sparse.save_npz` wrote. It becomes `x_train`.
 
@@ -316,8 +316,8 @@ def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
 def _is_labels(name: str, array: Array, *, alone: bool) -> bool:
     """Whether an array has the name and the values of labels.
 
-    The values are (N,), whole numbers or texts (N, 1), or one-hot rows (N, K). An array with two axes
-    that is alone in its file holds examples.
+    The values are (N,), integers or texts (N, 1), or one-hot rows (N, K). An array with two axes that is
+    alone in its file holds examples.
     """
     if name.lower().removesuffix("_train").removeprefix("train_") not in _LABELS:
         return False
